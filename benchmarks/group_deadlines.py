@@ -116,9 +116,7 @@ def session(modes: int, seed: int, groups: int, *, mixed: bool) -> list[Group]:
     drawn = []
     for _ in range(groups):
         kind = int(rng.integers(APPLICATIONS))
-        trials, iterations = (
-            round(math.exp(rng.uniform(*np.log(bounds)))) for bounds in (TRIALS, ITERATIONS)
-        )
+        trials, iterations = (round(math.exp(rng.uniform(*np.log(bounds)))) for bounds in (TRIALS, ITERATIONS))
         paces = applications[kind].draw(rng, trials)
         alone = [time_alone(applications[kind].draw(rng, trials), iterations) for _ in range(_DRAWS)]
         deadline = float(rng.uniform(*FACTORS) * np.percentile(alone, 99))
@@ -157,7 +155,9 @@ def run(groups: list[Group], order: str, planner: str = "portfolio") -> list[flo
     due = {str(place): group.at + group.deadline for place, group in enumerate(groups) if group.deadline is not None}
     pace = {f"{place}-{number}": each for place, group in enumerate(groups) for number, each in enumerate(group.paces)}
     backend = SimulatedBackend(
-        lambda trial_id, config: Truth(seconds=pace[trial_id]), [Device(index) for index in range(DEVICES)], record=False
+        lambda trial_id, config: Truth(seconds=pace[trial_id]),
+        [Device(index) for index in range(DEVICES)],
+        record=False,
     )
     engine = EngineState(
         make_planner(planner, c=1, d=1),

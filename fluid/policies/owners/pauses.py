@@ -51,7 +51,7 @@ class DeadlinePauses(Policy):
     @property
     def wants_tick(self) -> bool:
         """Whether it is time to look again."""
-        return self._wants_tick
+        return self._wants_tick and bool(self._core.occupancy)
 
     def exchange(self) -> list[Proposal]:
         """Running trials that pause after their iteration, each for a waiting one."""
@@ -69,7 +69,9 @@ class DeadlinePauses(Policy):
     def choose(self) -> list[tuple[TrialRecord, TrialRecord]]:
         """The trials that are to pause now, each with the one that takes its device over."""
         core, self._wants_tick = self._core, False
-        if not core.queue or core.resizing or not self._shares.ranks or not self._shares.knows_lateness:
+        if core.drained or not core.queue or core.resizing:
+            return []
+        if not self._shares.ranks or not self._shares.knows_lateness:
             return []
         self._looked_at = core.now
         self._shares.update()

@@ -331,7 +331,7 @@ class GroupShares:
         Of groups that are ordered by themselves, none does by its rank alone
         (:class:`fluid.policies.owners.pauses.DeadlinePauses`).
         """
-        if owner != other and (owner in self._own_terms or other in self._own_terms):
+        if owner != other and (self.is_by_itself(owner) or self.is_by_itself(other)):
             return False
         last = len(self.ranks)
         return owner == other or self.ranks.get(owner, last) < self.ranks.get(other, last)
@@ -414,6 +414,10 @@ class GroupShares:
         due = next(seconds for seconds, _ in terms.deadline.steps if seconds > now - since) - (now - since) + passed
         odds = 1.0 - ends_of(order, devices)[at].late(due)
         return GroupLateness(odds, earliest, 1.0 - alone.late(due) >= CAN_MEET, False)
+
+    def is_by_itself(self, owner: int) -> bool:
+        """Whether an owner is one group that has a deadline or a weight."""
+        return owner in self._own_terms
 
     @property
     def knows_lateness(self) -> bool:
