@@ -1,6 +1,6 @@
 """Deadlines of groups: how many are met by each order of groups, on the real engine and simulated devices.
 
-    python benchmarks/group_deadlines.py [--seeds N] [--modes 2,3] [--groups N] [--jobs N] [--out FILE]
+    python benchmarks/group_deadlines.py [--seeds N] [--mixed N] [--modes 2,3] [--groups N] [--jobs N] [--out FILE]
 
 Groups of independent trials, of one device each, arrive by a Poisson process at 8 alike devices. They are of 5
 applications. The seconds of a trial's iterations have 2 to 8 modes, as the requests that Orloj serves: the modes of an
@@ -239,6 +239,7 @@ def main() -> int:
     """Runs the sessions, prints a line for each, and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20, help="sessions of each number of modes (default: 20)")
+    parser.add_argument("--mixed", type=int, default=5, help="of them also with the mix (default: 5)")
     parser.add_argument("--modes", default=",".join(map(str, MODES)), help="which, with commas (default: all)")
     parser.add_argument("--groups", type=int, default=GROUPS, help=f"in each session (default: {GROUPS})")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
@@ -250,7 +251,7 @@ def main() -> int:
         (each, seed, arguments.groups, mixed)
         for seed in range(arguments.seeds)
         for each in modes
-        for mixed in (False, True)
+        for mixed in ((False, True) if seed < arguments.mixed else (False,))
     ]
     for case in results(sessions, arguments.jobs):
         cases.append(case)

@@ -438,7 +438,7 @@ def _merge(met: list[Unit], aging: list[Unit], timeline: Timeline, devices: floa
     first, delay = 0, 0.0
     for unit in aging:
         more, net, best, place = unit.work / devices, 0.0, 0.0, first
-        for at in range(first, len(met)):
+        for at in range(first, min(len(met), first + _CLOSELY)):
             other = met[at]
             costs = ends[at].cost(other, delay + more) - ends[at].cost(other, delay)
             net += costs - unit.weight * other.work / devices

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist, fmean, pvariance
+from statistics import NormalDist
 from typing import NamedTuple
 
 from fluid.devices.occupancy import Occupancy
@@ -90,6 +90,8 @@ class OpenUnits:
         self._queue = queue
         self._occupancy = occupancy
         self._estimates = estimates
+        #: Seconds per iteration of a key's trials, while units are made.
+        self._paces_of: dict[str, list[float]] = {}
 
     def make(self, owned: Iterable[OwnedWork], arriving: Sequence[TrialRecord] = ()) -> list[Unit]:
         """The units of owners with open trials.
@@ -98,6 +100,7 @@ class OpenUnits:
             owned: what each of them has to do.
             arriving: trials that are about to be queued.
         """
+        self._paces_of.clear()
         works = list(owned)
         left = {each.owner: _Left() for each in works}
         for trial, count in self._count(left, arriving):
@@ -172,6 +175,13 @@ class OpenUnits:
         )
         return unit if left.measured else _as_due(unit)
 
+    def _known(self, key: str) -> list[float]:
+        """Seconds per iteration of the newest trials of a key."""
+        known = self._paces_of.get(key)
+        if known is None:
+            known = self._paces_of[key] = [math.exp(log) for log in self._estimates.log_paces(key)]
+        return known
+
     def under_way(self, trial: TrialRecord) -> float:
         """Seconds for which a running trial's iteration has been under way; 0 if none is."""
         place = trial.placement
@@ -190,12 +200,14 @@ class OpenUnits:
         pace = estimates.pace(trial)
         if trial.pace.expected is not None:
             return Paces(pace, estimates.sigma(trial) * pace, 0.0)
-        known = [math.exp(log) for log in estimates.log_paces(trial.spec.profile_key)]
+        known = self._known(trial.spec.profile_key)
         if len(known) >= 2:
             # One that has run on is one of the longer ones, or longer than all.
             known = [each for each in known if each > at_least] or [2.0 * at_least]
-            mean, variance = fmean(known), pvariance(known) * len(known) / max(1, len(known) - 1)
-            return Paces(mean, math.sqrt(variance), math.sqrt(variance / len(known)))
+            count = len(known)
+            mean = sum(known) / count
+            variance = sum((each - mean) ** 2 for each in known) / max(1, count - 1)
+            return Paces(mean, math.sqrt(variance), math.sqrt(variance / count))
         pace = pace if pace > at_least else 2.0 * at_least
         if estimates.is_measured(trial):
             return Paces(pace, estimates.sigma(trial) * pace, 0.0)
