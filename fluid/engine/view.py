@@ -71,11 +71,11 @@ def seconds_left(trials: Iterable[TrialRecord], occupancy: Occupancy, estimates:
         return None
     longest = max(estimates.seconds_left(trial) for trial in unended)
     beside = -(-len(unended) // len(occupancy))
-    work = sum(estimates.height(trial) * _devices_of(trial, estimates.of_key(trial), beside) for trial in unended)
+    work = sum(estimates.height(trial) * devices_taken(trial, estimates.of_key(trial), beside) for trial in unended)
     return max(longest, work / len(occupancy))
 
 
-def _devices_of(trial: TrialRecord, key: KeyEstimate, beside: int) -> float:
+def devices_taken(trial: TrialRecord, key: KeyEstimate, beside: int) -> float:
     """How many devices a trial takes for its runtime alone; less than one if it is fused, of so many on a device."""
     if trial.spec.gang:
         return float(trial.fixed_width or 1)

@@ -35,7 +35,9 @@ from fluid.policies.fusing.fusing import Fusing
 from fluid.policies.gangs import Reservations
 from fluid.policies.hung import HungTrials
 from fluid.policies.isolation import CleanUps
+from fluid.policies.owners.lateness import GroupLateness
 from fluid.policies.owners.owners import OpenJobs, Owners
+from fluid.policies.owners.pauses import DeadlinePauses
 from fluid.policies.owners.shares import DEFAULT_GROUP_POLICY, GROUP_POLICIES, GroupShares
 from fluid.policies.owners.transfers import Transfers
 from fluid.policies.preemption import Preemptions
@@ -186,7 +188,8 @@ class EngineState(Engine):
                 self.overpacking,
                 Fusing(core, Turns(trials, lanes, occupancy, estimates, measuring)),
                 Rebalancing(core, table, moves=moves),
-                # Then devices change hands between owners, and last within one's own trials.
+                # Then devices change hands between owners, for deadlines first, and last within one's own trials.
+                DeadlinePauses(core, shares),
                 Transfers(core, shares, planner.preempts),
                 Preemptions(core, planner.preempts),
                 Waits(core),
@@ -211,6 +214,10 @@ class EngineState(Engine):
         if self.hangs(group_id, self._core.now if now is None else now) or self.awaited(group_id):
             return None
         return seconds_left(self.groups[group_id].live.values(), self.occupancy, self.estimates)
+
+    def lateness(self, group_id: str, now: float) -> GroupLateness | None:
+        """How a group stands with regard to its deadline at a time; ``None`` if it has none, or has ended."""
+        return self.shares.lateness(self.groups[group_id].owner, now)
 
     def hangs(self, group_id: str, now: float) -> bool:
         """Whether a trial of a group has given no result for far longer than usual."""

@@ -37,6 +37,11 @@ class JobTerms(NamedTuple):
         return self.requires, self.memory_bytes
 
 
+def is_by_itself(terms: GroupTerms) -> bool:
+    """Whether a group is ordered by itself, whoever owns it: it has a deadline, or a weight of its own."""
+    return terms.deadline is not None or terms.weight != 1.0
+
+
 @functools.lru_cache(256)
 def _one_of(alike: JobTerms) -> JobTerms:
     """One object for all that are alike."""
@@ -66,8 +71,9 @@ class Owners:
         return len(self._first)
 
     def number(self, terms: GroupTerms) -> int:
-        """The number of a new group's owner, which is the group itself if it names none."""
-        number = len(self) if terms.owner is None else self._named.setdefault(terms.owner, len(self))
+        """The number of a new group's owner: the group itself if it names none, or is ordered by itself."""
+        name = None if is_by_itself(terms) else terms.owner
+        number = len(self) if name is None else self._named.setdefault(name, len(self))
         if number == len(self):
             self._first.append(None)
         if terms.expected_trials is not None:

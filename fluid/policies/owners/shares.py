@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isinf
 from typing import NamedTuple
 
 import numpy as np
@@ -20,12 +20,14 @@ from fluid.devices.constraints import Constraint
 from fluid.devices.occupancy import Occupancy
 from fluid.devices.start_queue import StartQueue
 from fluid.engine.estimates.estimates import Estimates
-from fluid.engine.events import GroupTerms, TrialSpec
+from fluid.engine.events import PLAIN_TERMS, GroupTerms, TrialSpec
 from fluid.engine.placing.allocations import RemainingWork
 from fluid.engine.placing.sharing import DeviceShare
 from fluid.engine.records import TrialRecord, Trials
 from fluid.policies.owners.kinds import DeviceKinds
-from fluid.policies.owners.owners import JobTerms, OpenJobs, Owners
+from fluid.policies.owners.lateness import CAN_MEET, GroupLateness, Unit, end_alone, ends_of, order_units
+from fluid.policies.owners.owners import JobTerms, OpenJobs, Owners, is_by_itself
+from fluid.policies.owners.units import OpenUnits, OwnedWork
 from fluid.resources import Requires
 
 #: Owners are ranked anew, and devices shared out, at most so often while the same jobs are open.
@@ -253,11 +255,13 @@ class _Owned(NamedTuple):
         scale: by how much its work exceeds that of its open trials, for those that are yet to come.
         work: seconds of work left on one device, with theirs.
         alone: seconds that all of it, done or not, would take on all devices that will do.
+        devices: those devices, weighted by their speeds.
     """
 
     scale: float
     work: float
     alone: float
+    devices: float
 
 
 class GroupShares:
@@ -302,6 +306,9 @@ class GroupShares:
         self._work = work
         self._jobs = jobs
         self._kinds = DeviceKinds(occupancy)
+        self._units = OpenUnits(trials, queue, occupancy, estimates)
+        #: Owner -> the terms of its one group, which has a deadline or a weight, and when that was submitted, seconds.
+        self._own_terms: dict[int, tuple[GroupTerms, float]] = {}
         #: job -> the devices that its trials get first; those of jobs that may get all of theirs are left out
         self._shares: dict[int, frozenset[int]] = {}
         #: The versions of the open jobs and of the devices with which owners were last ranked, and when, seconds.
@@ -319,7 +326,13 @@ class GroupShares:
         return self._queue.ranks
 
     def outranks(self, owner: int, other: int) -> bool:
-        """Whether an owner's trials may take devices of another's: it comes first, or is the same."""
+        """Whether an owner's trials may take devices of another's: it comes first, or is the same.
+
+        Of groups that are ordered by themselves, none does by its rank alone
+        (:class:`fluid.policies.owners.pauses.DeadlinePauses`).
+        """
+        if owner != other and (self.is_by_itself(owner) or self.is_by_itself(other)):
+            return False
         last = len(self.ranks)
         return owner == other or self.ranks.get(owner, last) < self.ranks.get(other, last)
 
@@ -328,8 +341,11 @@ class GroupShares:
         return self._shares.get(trial.job)
 
     def owner(self, terms: GroupTerms) -> int:
-        """The number of a new group's owner, which is the group itself if it names none."""
-        return self._owners.number(terms)
+        """The number of a new group's owner: the group itself if it names none, or is ordered by itself."""
+        number = self._owners.number(terms)
+        if is_by_itself(terms):
+            self._own_terms[number] = terms, self._occupancy.now
+        return number
 
     def job(self, owner: int, terms: GroupTerms, spec: TrialSpec) -> int:
         """The number of a new trial's job."""
@@ -375,14 +391,74 @@ class GroupShares:
         self._ranked, self._ranked_at = (-1, -1) if new else known, now
         self._rank(jobs, arriving)
 
-    def _rank(self, jobs: OpenJobs, arriving: Sequence[TrialRecord]) -> None:
-        waiting = self._waiting()
-        demand = {job: seconds * self._owners.jobs[job].devices for job, seconds in jobs.work.items()}
+    def lateness(self, owner: int, now: float) -> GroupLateness | None:
+        """How the group that is this owner stands with regard to its deadline; ``None`` if it has none, or has ended.
+
+        Args:
+            owner: the number of the group's owner.
+            now: seconds.
+        """
+        terms, since = self._own_terms.get(owner, (PLAIN_TERMS, 0.0))
+        if terms.deadline is None or not self._jobs.owners.get(owner):
+            return None
+        missed = now - since >= terms.deadline.steps[-1][0]
+        order, devices = self.units_in_order()
+        at = next(place for place, unit in enumerate(order) if unit.owner == owner)
+        unit, passed = order[at], now - self._occupancy.now
+        alone = end_alone(unit, devices)
+        earliest = None if isinf(alone.mean) else max(0.0, alone.mean - passed)
+        if missed:
+            return GroupLateness(0.0, earliest, False, True)
+        if not unit.measured:
+            return GroupLateness(None, earliest, None, False)
+        due = next(seconds for seconds, _ in terms.deadline.steps if seconds > now - since) - (now - since) + passed
+        odds = 1.0 - ends_of(order, devices)[at].late(due)
+        return GroupLateness(odds, earliest, 1.0 - alone.late(due) >= CAN_MEET, False)
+
+    def is_by_itself(self, owner: int) -> bool:
+        """Whether an owner is one group that has a deadline or a weight."""
+        return owner in self._own_terms
+
+    @property
+    def knows_lateness(self) -> bool:
+        """Whether owners are ordered by what it costs if they end late: one of them has a deadline or a weight."""
+        return bool(self._own_terms) and any(owner in self._own_terms for owner in self._jobs.owners)
+
+    def units_in_order(self) -> tuple[list[Unit], float]:
+        """The owners with open trials as units, in the present order, and the devices, weighted by their speeds."""
+        demand, last = self._demand(()), len(self.ranks)
+        units = self._made(demand, self._of_owners(demand), ())
+        order = sorted(units, key=lambda unit: (-unit.priority, self.ranks.get(unit.owner, last), unit.owner))
+        return order, sum(self._kinds.speeds)
+
+    def _demand(self, arriving: Sequence[TrialRecord]) -> dict[int, float]:
+        """Seconds of work left on one device by job; sorts the devices into the kinds that are wanted."""
+        demand = {job: seconds * self._owners.jobs[job].devices for job, seconds in self._jobs.work.items()}
         for trial in arriving:
             seconds = self._estimates.height(trial) * self._owners.jobs[trial.job].devices
             demand[trial.job] = demand.get(trial.job, 0.0) + seconds
-            waiting[trial.job] = waiting.get(trial.job, 0) + 1
         self._kinds.find({self._owners.jobs[job].wants for job in demand})
+        return demand
+
+    def _made(
+        self, demand: Mapping[int, float], owned: Mapping[int, _Owned], arriving: Sequence[TrialRecord]
+    ) -> list[Unit]:
+        """The owners as units that are ordered by what it costs if they end late."""
+        now, priority = self._occupancy.now, dict[int, float]()
+        for job in demand:
+            owner, own = self._owners.owner_of[job], self._owners.jobs[job].group_priority
+            priority[owner] = max(own, priority.get(owner, own))
+        works = []
+        for owner, each in owned.items():
+            terms, since = self._own_terms.get(owner, (PLAIN_TERMS, self._jobs.since.get(owner, now)))
+            works.append(OwnedWork(owner, each.work, each.devices, since, priority[owner], terms))
+        return self._units.make(works, arriving)
+
+    def _rank(self, jobs: OpenJobs, arriving: Sequence[TrialRecord]) -> None:
+        waiting = self._waiting()
+        demand = self._demand(arriving)
+        for trial in arriving:
+            waiting[trial.job] = waiting.get(trial.job, 0) + 1
         owned = self._of_owners(demand)
         made = {
             job: self._job(job, seconds, waiting.get(job, 0), owned[self._owners.owner_of[job]])
@@ -390,7 +466,11 @@ class GroupShares:
         }
         self.demands = {owner: each.work for owner, each in owned.items()}
         devices = self._kinds.speeds
-        self._queue.ranks = plan_groups(self.policy, _merged(made.values()), devices, self._fairness).ranks
+        if any(owner in self._own_terms for owner in owned):
+            order = order_units(self._made(demand, owned, arriving), sum(devices))
+            self._queue.ranks = {unit.owner: rank for rank, unit in enumerate(order)}
+        else:
+            self._queue.ranks = plan_groups(self.policy, _merged(made.values()), devices, self._fairness).ranks
         self._shares = {}
         if len(devices) > 1:
             for priority in {self._owners.jobs[job].group_priority for job in made}:
@@ -421,9 +501,9 @@ class GroupShares:
             rows, further = jobs.owners.get(owner, 0), self._owners.expected.get(owner, 0)
             more = self._work.longest_path(owner) + (further * seconds / rows if rows else 0.0)
             scale = 1.0 + more / seconds if seconds > 0.0 else 1.0
-            work = seconds * scale
-            alone = (work + jobs.done.get(owner, 0.0)) / (self._kinds.speed_of(kinds[owner]) or 1.0)
-            found[owner] = _Owned(scale, work, alone)
+            work, devices = seconds * scale, self._kinds.speed_of(kinds[owner])
+            alone = (work + jobs.done.get(owner, 0.0)) / (devices or 1.0)
+            found[owner] = _Owned(scale, work, alone, devices)
         return found
 
     def _waiting(self) -> dict[int, int]:
