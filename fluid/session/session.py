@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from fluid._clock import Clock
+from fluid._clock import Clock, wall_seconds
 from fluid.backends.base import Backend
 from fluid.engine.events import (
     OUTCOMES,
@@ -633,7 +633,9 @@ class Session:
             rule = self._keeper.admit(inbox.group_id, inbox.group.search, trial)
             self.backend.register(trial.id, payload if rule is None else replace(payload, keep=rule))
         group, terms = inbox.group, self._state.groups[inbox.group_id].terms
-        self._folder.write_trials(inbox.group_id, GroupLine(group.name, group.search, group.requires, terms), payloads)
+        counts = terms.deadline is not None and not self.hold.is_virtual
+        line = GroupLine(group.name, group.search, group.requires, terms, wall_seconds() if counts else None)
+        self._folder.write_trials(inbox.group_id, line, payloads)
 
 
 # -- door ----------------------------------------------------------------------------------------

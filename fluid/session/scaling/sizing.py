@@ -30,7 +30,7 @@ from fluid.planners.instance import EndDistribution
 from fluid.policies.engine import EngineState
 from fluid.session.facts import DeadlineInForce, GoalStatus, SweepInTime
 from fluid.session.scaling.held import HeldDevices
-from fluid.session.scaling.last_iterations import Foresight
+from fluid.session.scaling.in_time import LOOK_COSTS, LOOKS_S, InTime
 from fluid.sizing.goals import Goals, format_duration
 from fluid.sizing.held_time import HeldTime
 from fluid.sizing.in_turn import in_turn
@@ -43,18 +43,12 @@ GroupEndOn = Callable[[str, int], EndDistribution | None]
 
 #: Seconds between two decisions, at least: at most so many, and so large a share of the deadline.
 _PAUSE_S, _PAUSE_SHARE = 1.0, 0.005
-#: The next decision comes after so many times the seconds that one took, so that they take 2 % of the thread.
-_PAUSE_COSTS = 50.0
 #: Without a departure it is decided again after so large a share of the time left, in seconds within these bounds.
 _LOOK_SHARE, _LOOK_S = 0.02, (1.0, 30.0)
 #: Seconds without any unfinished trial until devices are given back: a submitter may be about to answer.
 _IDLE_S = 5.0
 #: All is drained before the end by at most that share of the deadline.
 _SAVE_SHARE = 0.25
-#: Seconds between two looks at what can still end in time, at least.
-_LOOKS_S = 0.05
-#: And after so large a share of the time left, at most.
-_LOOKS_SHARE = 0.1
 #: Seconds between two looks at the costs for ``session.json``.
 _FACTS_S = 30.0
 #: Why trials rest that do not go on in this session before its end.
@@ -109,7 +103,7 @@ class DeviceSizing:
         self._is_stale = True
         self._decided_at = -math.inf
         self._took_s = 0.0
-        self._foresight = Foresight(state, goals.odds)
+        self._in_time = InTime(state, backend.now, goals.odds)
         #: When to look at what the session can still end in time.
         self._look_at = -math.inf
         self._idle_since: float | None = None
@@ -229,10 +223,10 @@ class DeviceSizing:
         due = self._due
         pause = _PAUSE_S if due is None else min(_PAUSE_S, _PAUSE_SHARE * due.seconds)
         if self._is_stale:
-            return self._decided_at + max(pause, _PAUSE_COSTS * self._took_s)
+            return self._decided_at + max(pause, LOOK_COSTS * self._took_s)
         left = _LOOK_S[1] / _LOOK_SHARE if due is None else due.at - self._decided_at
         look = min(max(_LOOK_SHARE * left, _LOOK_S[0], pause), _LOOK_S[1])
-        return self._decided_at + max(look, _PAUSE_COSTS * self._took_s)
+        return self._decided_at + max(look, LOOK_COSTS * self._took_s)
 
     def _decide(self, now: float, groups: Sequence[str]) -> None:
         """Decides how many devices to hold, and applies it."""
@@ -311,28 +305,10 @@ class DeviceSizing:
     def _look(self, now: float) -> float:
         """Ends, before each deadline and before the money ends, what cannot end by it; returns when to look again."""
         for deadline in list(self._deadlines):
-            if deadline.sweep is not None and now >= deadline.look_at:
-                deadline.look_at = self._look_at_sweep(deadline, deadline.sweep, now)
+            self._in_time.look(deadline, now)
         if now >= self._look_at:
             self._look_at = self._look_at_session(now)
         return min([self._look_at, *(deadline.look_at for deadline in self._deadlines if deadline.sweep is not None)])
-
-    def _look_at_sweep(self, deadline: DeadlineInForce, sweep: SweepInTime, now: float) -> float:
-        if now >= deadline.at:
-            sweep.close(deadline.reason, ())
-            return math.inf
-        trials = [trial for name in sweep.open_trials() if (trial := self._state.trials.get(name)) is not None]
-        found = self._foresight.until(deadline.at, now, trials, saves=False)
-        if found.last:
-            sweep.cut(deadline.reason, found.last)
-        # From then on, no trial that the sweep may still start would complete an iteration.
-        if found.soonest_s < math.inf:
-            deadline.soonest_s = found.soonest_s
-        known = deadline.soonest_s < math.inf
-        closes_at = math.nextafter(deadline.at - deadline.soonest_s, math.inf) if known else math.inf
-        if now >= closes_at and not found.wait:
-            sweep.close(deadline.reason, found.run_on)
-        return self._again(now, min(found.next_at, closes_at if now < closes_at else math.inf), deadline.at)
 
     def _look_at_session(self, now: float) -> float:
         end_at, reason = self._ends_at()
@@ -341,7 +317,7 @@ class DeviceSizing:
         state, spare_s = self._state, self._spare_s()
         rows = [row for row in (*state.occupancy.held, *state.queue) if row in state.trials.by_row]
         trials = [*map(state.trials.by_row.__getitem__, rows), *state.arrivals]
-        found = self._foresight.until(end_at, now, trials, saves=True)
+        found = self._in_time.foresight.until(end_at, now, trials, saves=True)
         is_over, told = now >= end_at - spare_s, [*found.last, *found.too_late]
         if (is_over or told) and self._lasts_longer(now):
             return now
@@ -350,12 +326,7 @@ class DeviceSizing:
         if is_over or not (found.run_on or found.wait or self._may_go_on()):
             self._end_session(reason, max(spare_s, end_at - now))
             return math.inf
-        return self._again(now, found.next_at, end_at - spare_s)
-
-    def _again(self, now: float, at: float, end_at: float) -> float:
-        """When to look again: also long before it matters, as paces change; looks take a small share of the thread."""
-        soonest = now + max(_LOOKS_S, _PAUSE_COSTS * (self._backend.now() - now))
-        return min(max(soonest, min(at, now + _LOOKS_SHARE * (end_at - now))), max(end_at, now))
+        return self._in_time.again(now, found.next_at, end_at - spare_s)
 
     def _ends_at(self) -> tuple[float, str]:
         """When the session is to be over, and why."""
@@ -371,7 +342,7 @@ class DeviceSizing:
         if self._goals.budget_usd is None or now < self._decided_at + _PAUSE_S:
             return False
         self._decide(now, [group_id for group_id, group in self._state.groups.items() if group.open])
-        return self._ends_at()[0] > before + _LOOKS_S
+        return self._ends_at()[0] > before + LOOKS_S
 
     def _may_go_on(self) -> bool:
         """Whether a trial is about to leave its devices, or the user has paused one: the end is not yet known."""
@@ -384,7 +355,7 @@ class DeviceSizing:
         """Seconds before the end at which all is drained: what rests is saved by then."""
         keys = {trial.spec.profile_key: trial for trial in self._state.trials.values()}
         shortest = min([deadline.seconds for deadline in self._deadlines], default=math.inf)
-        return min(self._foresight.save_s(keys.values()), _SAVE_SHARE * shortest)
+        return min(self._in_time.foresight.save_s(keys.values()), _SAVE_SHARE * shortest)
 
     def _end_session(self, reason: str, seconds: float) -> None:
         self._is_over = True
