@@ -598,7 +598,7 @@ class NoteLateness(Notice, frozen=True):
         due_s: seconds until the first step that is still ahead; until the last one, below 0, if that has passed.
         odds: probability that it ends by then, in the present order.
         earliest_s: expected seconds until it ends if it gets devices before all others; ``None`` while that is unknown.
-        can_be_met: whether it then ends in time with 90 %.
+        can_be_met: whether it then ends in time; ``None`` where it is too close to say.
         missed: whether its last step has passed.
     """
 
@@ -607,7 +607,7 @@ class NoteLateness(Notice, frozen=True):
     due_s: float
     odds: float
     earliest_s: float | None
-    can_be_met: bool
+    can_be_met: bool | None
     missed: bool = False
 
 
