@@ -178,6 +178,12 @@ class SubmittedGroup(GroupLine):
         """Its owner in words; the group itself where it names none."""
         return f"group {self.name!r}" if self.terms.owner is None else self.terms.owner
 
+    @property
+    def owner_words(self) -> str:
+        """The same, with the deadline of a group that has one."""
+        deadline = self.terms.deadline
+        return self.owner_name + ("" if deadline is None else f" (deadline {deadline.text})")
+
 
 def shown_state(state: TrialState, outcome: TrialState | None, search: Search | None) -> str:
     """How a trial is shown: once it has ended, as its submitter said; else one that a search may extend is paused."""

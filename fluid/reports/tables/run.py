@@ -141,6 +141,11 @@ def as_json(run: RecordedRun, goal: Goal | None = None, importances: Importances
                 "owner": group.terms.owner,
                 "priority": group.terms.priority,
                 "preempt": group.terms.preempt,
+                "weight": group.terms.weight,
+                "deadline": None
+                if group.terms.deadline is None
+                else [list(each) for each in group.terms.deadline.steps],
+                "on_miss": None if group.terms.deadline is None else group.terms.deadline.on_miss,
                 "requires": None if group.requires is None else str(group.requires),
                 "trials": len(group.trials),
                 "states": dict(group.states),

@@ -31,7 +31,7 @@ _LOOK_SHARE = 0.02
 #: What cannot be met is told of again if the earliest end has moved by so large a share of the deadline; the journal is
 #: told again of odds that have moved by so much.
 _TOLD_AGAIN = 0.25
-#: It is said only if the earliest end is later by more than so large a share of the time left, as forecasts have errors.
+#: That it cannot be met is said only if the earliest end is later by so large a share of the time left: forecasts err.
 _MARGIN = 0.1
 #: Iterations of a group, or trials that have ended, before it is believed that it cannot end in time: the first one
 #: often takes far longer, as it loads libraries and data.
