@@ -1,6 +1,6 @@
 """Deadlines of groups: how many are met by each order of groups, on the real engine and simulated devices.
 
-    python benchmarks/group_deadlines.py [--seeds N] [--modes 2,3] [--groups N] [--jobs N] [--out FILE]
+    python benchmarks/group_deadlines.py [--seeds N] [--mixed N] [--modes 2,3] [--groups N] [--jobs N] [--out FILE]
 
 Groups of independent trials, of one device each, arrive by a Poisson process at 8 alike devices. They are of 5
 applications. The seconds of a trial's iterations have 2 to 8 modes, as the requests that Orloj serves: the modes of an
@@ -116,9 +116,7 @@ def session(modes: int, seed: int, groups: int, *, mixed: bool) -> list[Group]:
     drawn = []
     for _ in range(groups):
         kind = int(rng.integers(APPLICATIONS))
-        trials, iterations = (
-            round(math.exp(rng.uniform(*np.log(bounds)))) for bounds in (TRIALS, ITERATIONS)
-        )
+        trials, iterations = (round(math.exp(rng.uniform(*np.log(bounds)))) for bounds in (TRIALS, ITERATIONS))
         paces = applications[kind].draw(rng, trials)
         alone = [time_alone(applications[kind].draw(rng, trials), iterations) for _ in range(_DRAWS)]
         deadline = float(rng.uniform(*FACTORS) * np.percentile(alone, 99))
@@ -157,7 +155,9 @@ def run(groups: list[Group], order: str, planner: str = "portfolio") -> list[flo
     due = {str(place): group.at + group.deadline for place, group in enumerate(groups) if group.deadline is not None}
     pace = {f"{place}-{number}": each for place, group in enumerate(groups) for number, each in enumerate(group.paces)}
     backend = SimulatedBackend(
-        lambda trial_id, config: Truth(seconds=pace[trial_id]), [Device(index) for index in range(DEVICES)], record=False
+        lambda trial_id, config: Truth(seconds=pace[trial_id]),
+        [Device(index) for index in range(DEVICES)],
+        record=False,
     )
     engine = EngineState(
         make_planner(planner, c=1, d=1),
@@ -239,6 +239,7 @@ def main() -> int:
     """Runs the sessions, prints a line for each, and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20, help="sessions of each number of modes (default: 20)")
+    parser.add_argument("--mixed", type=int, default=5, help="of them also with the mix (default: 5)")
     parser.add_argument("--modes", default=",".join(map(str, MODES)), help="which, with commas (default: all)")
     parser.add_argument("--groups", type=int, default=GROUPS, help=f"in each session (default: {GROUPS})")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
@@ -250,7 +251,7 @@ def main() -> int:
         (each, seed, arguments.groups, mixed)
         for seed in range(arguments.seeds)
         for each in modes
-        for mixed in (False, True)
+        for mixed in ((False, True) if seed < arguments.mixed else (False,))
     ]
     for case in results(sessions, arguments.jobs):
         cases.append(case)

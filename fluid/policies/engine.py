@@ -37,6 +37,7 @@ from fluid.policies.hung import HungTrials
 from fluid.policies.isolation import CleanUps
 from fluid.policies.owners.lateness import GroupLateness
 from fluid.policies.owners.owners import OpenJobs, Owners
+from fluid.policies.owners.pauses import DeadlinePauses
 from fluid.policies.owners.shares import DEFAULT_GROUP_POLICY, GROUP_POLICIES, GroupShares
 from fluid.policies.owners.transfers import Transfers
 from fluid.policies.preemption import Preemptions
@@ -187,7 +188,8 @@ class EngineState(Engine):
                 self.overpacking,
                 Fusing(core, Turns(trials, lanes, occupancy, estimates, measuring)),
                 Rebalancing(core, table, moves=moves),
-                # Then devices change hands between owners, and last within one's own trials.
+                # Then devices change hands between owners, for deadlines first, and last within one's own trials.
+                DeadlinePauses(core, shares),
                 Transfers(core, shares, planner.preempts),
                 Preemptions(core, planner.preempts),
                 Waits(core),

@@ -36,6 +36,7 @@ from fluid.engine.events import (
     DeviceRetained,
     DeviceRetiring,
     Event,
+    GroupDeadline,
     GroupSubmitted,
     GroupTerms,
     PauseRequested,
@@ -213,6 +214,8 @@ class RandomSession:
         self.urgencies: random.Random | None = None
         #: Decides which trials have processes of their own; ``None`` if none have.
         self.isolations: random.Random | None = None
+        #: draws deadlines and weights of groups; ``None`` for a session without them
+        self.lateness: random.Random | None = None
         self.memory = rng.choice([None, 100.0])
         for _ in range(rng.choice([4, 6] if picky else [2, 3] if undivided else [3, 4] if sparse else [1, 2, 4])):
             self.add_device()
@@ -365,6 +368,8 @@ class RandomSession:
         if self.urgencies is not None and self.urgencies.random() < 0.4:
             priority, preempt = self.urgencies.choice([0.5, 2.0, 2.0, 3.0]), self.urgencies.random() < 0.8
             terms = replace(terms, priority=priority, preempt=preempt)
+        if self.lateness is not None and self.lateness.random() < 0.6:
+            terms = self.with_lateness(terms, self.lateness)
         if self.request(GroupSubmitted(self.backend.now, group_id, specs, terms)):
             self._next_group += 1
 
@@ -373,6 +378,14 @@ class RandomSession:
         rng = self.terms_rng
         owner, priority = rng.choice([None, "ann", "bob", "bob"]), rng.choice([1.0, 1.0, 1.0, 2.0])
         return GroupTerms(owner, priority, expected_trials=rng.choice([None, None, 3, 40]))
+
+    @staticmethod
+    def with_lateness(terms: GroupTerms, rng: random.Random) -> GroupTerms:
+        """The same terms with a deadline, some of which have passed or are missed soon, or a weight, or both."""
+        firsts = [rng.choice([-5.0, 0.5, 5.0, 20.0, 60.0, 300.0]) for _ in range(rng.choice([0, 1, 1, 1, 2, 3]))]
+        steps = tuple((seconds, float(cost)) for cost, seconds in enumerate(sorted({*firsts}), start=1))
+        deadline = GroupDeadline(steps, rng.choice(["late", "stop"])) if steps else None
+        return replace(terms, deadline=deadline, weight=rng.choice([1.0, 1.0, 0.5, 3.0, 100.0]))
 
     def add_trial(self) -> None:
         """Adds a trial to a group."""
@@ -680,25 +693,28 @@ class RandomSession:
                 assert self.reported.get(trial_id, 0) == trial.progress.budget or trial.progress.finished_early, trial
 
 
-def random_session(seed: int, steps: int, share_of_turns: float = 0.3, **options: Any) -> RandomSession:
+def random_session(
+    seed: int, steps: int, share_of_turns: float = 0.3, *, with_deadlines: bool = False, **options: Any
+) -> RandomSession:
     """Plays a session of random steps, to its end.
 
     Args:
         seed: decides all of it.
         steps: before the session is brought to its end.
         share_of_turns: in so many of all sessions, trials take turns in lanes.
+        with_deadlines: whether groups have deadlines and weights.
         options: of the engine.
 
     Raises:
         AssertionError: something is wrong; it names the seed, and the event.
     """
     try:
-        return _play(seed, steps, share_of_turns, options)
+        return _play(seed, steps, share_of_turns, with_deadlines, options)
     except Exception as error:
         raise AssertionError(f"session of seed {seed}: {error or repr(error)}") from error
 
 
-def _play(seed: int, steps: int, share_of_turns: float, options: dict[str, Any]) -> RandomSession:
+def _play(seed: int, steps: int, share_of_turns: float, with_deadlines: bool, options: dict[str, Any]) -> RandomSession:
     rng = random.Random(seed)
     wild = rng.random()
     chances = Chances(
@@ -731,6 +747,7 @@ def _play(seed: int, steps: int, share_of_turns: float, options: dict[str, Any])
     session = RandomSession(rng, chances, planner, undivided=undivided, sparse=sparse, picky=picky, **options)
     urgencies = random.Random(f"urgent {seed}")
     session.urgencies = urgencies if urgencies.random() < 0.4 else None
+    session.lateness = random.Random(f"deadlines {seed}") if with_deadlines else None
     isolations = random.Random(f"isolated {seed}")
     session.isolations = isolations if isolations.random() < 0.7 else None
     if session.isolations is not None:

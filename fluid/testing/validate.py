@@ -12,6 +12,7 @@ from fluid.engine.records import EndedTrial, LaneRecord, Stage, TrialRecord
 from fluid.engine.trials.submissions import is_leaving
 from fluid.measure.runtime_model import residents_at
 from fluid.policies.engine import EngineState
+from fluid.policies.owners.owners import is_by_itself
 from fluid.trialgroup import TrialState
 
 # -- validate waiting ----------------------------------------------------------------------------
@@ -501,6 +502,17 @@ def _shares(state: EngineState) -> Iterator[str]:
             yield f"trial {trial.trial_id!r} has a share of devices {sorted(share)} that are not there"
         if share is not None and eligible is not None and not share <= eligible:
             yield f"trial {trial.trial_id!r} has a share of devices {sorted(share)} that it may not use"
+    for group in state.groups.values():
+        alone = is_by_itself(group.terms)
+        if alone and any(other.owner == group.owner for other in state.groups.values() if other is not group):
+            yield f"group {group.group_id!r} has a deadline or a weight, and shares its owner with another"
+        if alone != shares.is_by_itself(group.owner):
+            yield f"group {group.group_id!r} is ordered by itself: {not alone}; its terms are {group.terms}"
+        stands = state.lateness(group.group_id, state.occupancy.now)
+        if (stands is not None) != (group.terms.deadline is not None and group.owner in known):
+            yield f"group {group.group_id!r} stands at {stands}"
+        if stands is not None and stands.odds is not None and not 0.0 <= stands.odds <= 1.0:
+            yield f"group {group.group_id!r} ends in time with odds {stands.odds}"
     ranks = list(queue.ranks.values())
     if len(set(ranks)) < len(ranks):
         yield f"owners {known} share ranks: {dict(queue.ranks)}"

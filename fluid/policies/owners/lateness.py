@@ -36,11 +36,13 @@ class RunningPart(NamedTuple):
         seconds: expected until it ends.
         spread: standard deviation of these, seconds.
         devices: that it holds; a part of one, where it shares it.
+        row: the caller's number of the trial.
     """
 
     seconds: float
     spread: float
     devices: float
+    row: int = -1
 
 
 class Unit(NamedTuple):
@@ -78,16 +80,16 @@ class Unit(NamedTuple):
 
     @property
     def ahead(self) -> tuple[tuple[float, float], ...]:
-        """Its steps that are still ahead: seconds from now, and what an end after that costs more than before."""
+        """Its steps that are still ahead: seconds from now, and by how much more an end after that counts."""
         found, before = [], 0.0
         for seconds, cost in self.steps:
             if seconds > self.age:
-                found.append((seconds - self.age, (cost - before) * self.weight * self._scale))
+                found.append((seconds - self.age, (cost - before) * self.weight))
             before = cost
         return tuple(found)
 
     @property
-    def _scale(self) -> float:
+    def scale(self) -> float:
         """Seconds of the first step, whose cost is 1; of the first above 0, of a group of an earlier session."""
         return next((seconds for seconds, _ in self.steps if seconds > 0.0), 0.0)
 
@@ -120,9 +122,15 @@ class UnitEnd(NamedTuple):
             return 1.0 if over > 1e-9 * max(1.0, abs(due)) else 0.0
         return 0.5 * math.erfc(-over / (self.spread * _ROOT_2))
 
-    def cost(self, unit: Unit, delay: float = 0.0) -> float:
-        """Expected cost of a unit's deadline."""
+    def misses(self, unit: Unit, delay: float = 0.0) -> float:
+        """What a unit is expected to miss of its deadline."""
         return sum(cost * self.late(due, delay) for due, cost in unit.ahead)
+
+    def cost(self, unit: Unit, delay: float = 0.0) -> float:
+        """Expected cost of a unit's end, seconds."""
+        if unit.costs_its_age:
+            return unit.weight * (self.mean + delay)
+        return unit.scale * self.misses(unit, delay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +259,64 @@ def end_alone(unit: Unit, devices: float) -> UnitEnd:
 
 
 def expected_cost(order: Sequence[Unit], ends: Sequence[UnitEnd]) -> float:
-    """What it costs that units end when they do; the ages that they have by now are left out."""
-    return sum(
-        unit.weight * end.mean if unit.costs_its_age else end.cost(unit) for unit, end in zip(order, ends, strict=True)
+    """What it costs that units end when they do; the ages that they have by now are left out.
+
+    Of units with deadlines only, it is what they miss: one second of one deadline is not worth more than of another.
+    """
+    if any(unit.costs_its_age for unit in order):
+        return sum(end.cost(unit) for unit, end in zip(order, ends, strict=True))
+    return sum(end.misses(unit) for unit, end in zip(order, ends, strict=True))
+
+
+# -- pauses --------------------------------------------------------------------------------------
+
+
+class Pause(NamedTuple):
+    """A running trial that may pause for trials of another unit.
+
+    Attributes:
+        owner: of the trial.
+        part: the trial.
+        rest: seconds until its iteration ends.
+        stall: seconds that pausing it and resuming it elsewhere takes.
+    """
+
+    owner: int
+    part: RunningPart
+    rest: float
+    stall: float
+
+
+def gain_of_pauses(order: Sequence[Unit], devices: float, pauses: Sequence[Pause]) -> float:
+    """By how many seconds the expected cost of all falls if running trials pause after their iterations.
+
+    Args:
+        order: the units, in order.
+        devices: how many there are, weighted by their speeds.
+        pauses: the trials, which wait from then on.
+    """
+    after = [_with_pauses(unit, [each for each in pauses if each.owner == unit.owner]) for unit in order]
+    running = [part for unit in after for part in unit.running]
+    running += [RunningPart(each.rest, 0.0, each.part.devices) for each in pauses]
+    timeline = Timeline(devices, running)
+    then = sum(timeline.add(unit).cost(unit) for unit in after)
+    return sum(end.cost(unit) for unit, end in zip(order, ends_of(order, devices), strict=True)) - then
+
+
+def _with_pauses(unit: Unit, pauses: Sequence[Pause]) -> Unit:
+    if not pauses:
+        return unit
+    left = [max(0.0, each.part.seconds - each.rest) + each.stall for each in pauses]
+    spreads = [each.part.spread for each in pauses]
+    paused = {each.part.row for each in pauses}
+    return unit._replace(
+        work=unit.work + sum(seconds * each.part.devices for seconds, each in zip(left, pauses, strict=True)),
+        spread=math.hypot(unit.spread, *spreads),
+        trials=unit.trials + len(pauses),
+        devices=unit.devices + sum(each.part.devices for each in pauses),
+        longest=max(unit.longest, *left),
+        longest_spread=max(unit.longest_spread, *spreads),
+        running=tuple(part for part in unit.running if part.row not in paused),
     )
 
 
@@ -303,6 +366,7 @@ def _per_weight(unit: Unit) -> tuple[float, float, int]:
 
 def _give_up(units: Sequence[Unit], timeline: Timeline) -> tuple[list[Unit], list[Unit]]:
     """Parts units with deadlines into those that are to be met, the earliest due first, and those that are not."""
+    worth = {unit.owner: _worth(unit, timeline.copy().add(unit)) for unit in units}
     pending = [(unit.ahead[0][0], unit.all_work, unit.owner, 0, unit) for unit in units]
     heapq.heapify(pending)
     kept: list[tuple[Unit, int]] = []
@@ -315,7 +379,7 @@ def _give_up(units: Sequence[Unit], timeline: Timeline) -> tuple[list[Unit], lis
         before.append(timeline.copy())
         ends.append(timeline.add(unit))
         while kept and ends[-1].late(kept[-1][0].ahead[kept[-1][1]][0]) > 0.5:
-            worst = min(range(len(kept)), key=lambda at: (_worth(kept[at][0], ends[at]), kept[at][0].owner))
+            worst = min(range(len(kept)), key=lambda at: (worth[kept[at][0].owner], kept[at][0].owner))
             out, step = kept.pop(worst)
             if step + 1 < len(out.ahead):
                 heapq.heappush(pending, (out.ahead[step + 1][0], out.all_work, out.owner, step + 1, out))
@@ -374,7 +438,7 @@ def _merge(met: list[Unit], aging: list[Unit], timeline: Timeline, devices: floa
     first, delay = 0, 0.0
     for unit in aging:
         more, net, best, place = unit.work / devices, 0.0, 0.0, first
-        for at in range(first, len(met)):
+        for at in range(first, min(len(met), first + _CLOSELY)):
             other = met[at]
             costs = ends[at].cost(other, delay + more) - ends[at].cost(other, delay)
             net += costs - unit.weight * other.work / devices

@@ -326,7 +326,13 @@ class GroupShares:
         return self._queue.ranks
 
     def outranks(self, owner: int, other: int) -> bool:
-        """Whether an owner's trials may take devices of another's: it comes first, or is the same."""
+        """Whether an owner's trials may take devices of another's: it comes first, or is the same.
+
+        Of groups that are ordered by themselves, none does by its rank alone
+        (:class:`fluid.policies.owners.pauses.DeadlinePauses`).
+        """
+        if owner != other and (self.is_by_itself(owner) or self.is_by_itself(other)):
+            return False
         last = len(self.ranks)
         return owner == other or self.ranks.get(owner, last) < self.ranks.get(other, last)
 
@@ -396,13 +402,7 @@ class GroupShares:
         if terms.deadline is None or not self._jobs.owners.get(owner):
             return None
         missed = now - since >= terms.deadline.steps[-1][0]
-        demand = self._demand(())
-        owned, devices = self._of_owners(demand), sum(self._kinds.speeds)
-        last = len(self.ranks)
-        order = sorted(
-            self._made(demand, owned, ()),
-            key=lambda unit: (-unit.priority, self.ranks.get(unit.owner, last), unit.owner),
-        )
+        order, devices = self.units_in_order()
         at = next(place for place, unit in enumerate(order) if unit.owner == owner)
         unit, passed = order[at], now - self._occupancy.now
         alone = end_alone(unit, devices)
@@ -414,6 +414,27 @@ class GroupShares:
         due = next(seconds for seconds, _ in terms.deadline.steps if seconds > now - since) - (now - since) + passed
         odds = 1.0 - ends_of(order, devices)[at].late(due)
         return GroupLateness(odds, earliest, 1.0 - alone.late(due) >= CAN_MEET, False)
+
+    def is_by_itself(self, owner: int) -> bool:
+        """Whether an owner is one group that has a deadline or a weight."""
+        return owner in self._own_terms
+
+    @property
+    def knows_lateness(self) -> bool:
+        """Whether owners are ordered by what it costs if they end late: one of them has a deadline or a weight."""
+        return bool(self._own_terms) and any(owner in self._own_terms for owner in self._jobs.owners)
+
+    def units_in_order(self) -> tuple[list[Unit], float]:
+        """The owners with open trials as units, in the present order, and the devices, weighted by their speeds."""
+        demand, last = self._demand(()), len(self.ranks)
+        units = self._made(demand, self._of_owners(demand), ())
+        order = sorted(units, key=lambda unit: (-unit.priority, self.ranks.get(unit.owner, last), unit.owner))
+        return order, sum(self._kinds.speeds)
+
+    def seconds_to_boundary(self, trial: TrialRecord) -> float:
+        """Predicted seconds until a running trial's iteration ends."""
+        step = self._estimates.seconds_left(trial) / max(1, trial.progress.left)
+        return max(0.0, step - self._units.under_way(trial))
 
     def _demand(self, arriving: Sequence[TrialRecord]) -> dict[int, float]:
         """Seconds of work left on one device by job; sorts the devices into the kinds that are wanted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist, fmean, pvariance
+from statistics import NormalDist
 from typing import NamedTuple
 
 from fluid.devices.occupancy import Occupancy
@@ -15,9 +15,13 @@ from fluid.engine.events import PLAIN_TERMS, GroupTerms
 from fluid.engine.records import TrialRecord, Trials
 from fluid.engine.view import devices_taken
 from fluid.policies.owners.lateness import RunningPart, Unit
+from fluid.trialgroup import TrialState
 
 #: Standard deviation of the logarithm of true over guessed seconds, of trials of which nothing like them was measured.
 _UNKNOWN = 1.0
+#: Times its expected time that a group's deadline allows for, as long as none of its trials has shown a pace, and the
+#: standard deviation of its time over that expected.
+_ALLOWED, _UNSURE = 2.0, 0.5
 
 
 class OwnedWork(NamedTuple):
@@ -86,6 +90,8 @@ class OpenUnits:
         self._queue = queue
         self._occupancy = occupancy
         self._estimates = estimates
+        #: Seconds per iteration of a key's trials, while units are made.
+        self._paces_of: dict[str, list[float]] = {}
 
     def make(self, owned: Iterable[OwnedWork], arriving: Sequence[TrialRecord] = ()) -> list[Unit]:
         """The units of owners with open trials.
@@ -94,6 +100,7 @@ class OpenUnits:
             owned: what each of them has to do.
             arriving: trials that are about to be queued.
         """
+        self._paces_of.clear()
         works = list(owned)
         left = {each.owner: _Left() for each in works}
         for trial, count in self._count(left, arriving):
@@ -116,13 +123,14 @@ class OpenUnits:
 
     def _run(self, left: _Left, trial: TrialRecord) -> None:
         estimates, held = self._estimates, self._occupancy.held[trial.row]
-        paces = self._paces(trial)
-        factor = paces.mean / max(estimates.pace(trial), 1e-12)
-        seconds = estimates.seconds_left(trial) * factor
+        stretch, under_way = estimates.stretch(trial), self.under_way(trial)
+        paces = self._paces(trial, under_way / stretch)
+        seconds = trial.progress.left * paces.mean * stretch
         sigma = math.hypot(paces.spread, paces.shared) / max(paces.mean, 1e-12)
+        spread, seconds = sigma * seconds, max(0.0, seconds - min(under_way, paces.mean * stretch))
         share = sum(1.0 / max(1, len(self._occupancy.residents[device])) for device in held)
         left.measured |= estimates.is_measured(trial)
-        left.running.append(RunningPart(seconds, sigma * seconds, share))
+        left.running.append(RunningPart(seconds, spread, share, trial.row))
         left.running_work += estimates.height(trial) * (len(held) if trial.spec.gang else 1)
 
     def _wait(self, left: _Left, trial: TrialRecord, count: int) -> None:
@@ -150,7 +158,7 @@ class OpenUnits:
         waiting = max(0.0, owned.work - left.running_work)
         scale = waiting / left.planned if left.planned > 0.0 else 0.0
         deadline = owned.terms.deadline
-        return Unit(
+        unit = Unit(
             owner=owned.owner,
             work=left.work * scale,
             spread=math.sqrt(left.variance * scale + (left.shared * scale) ** 2),
@@ -165,20 +173,66 @@ class OpenUnits:
             priority=owned.priority,
             measured=left.measured,
         )
+        return unit if left.measured else _as_due(unit)
 
-    def _paces(self, trial: TrialRecord) -> Paces:
-        """Seconds per iteration that are expected of a trial, at width 1 and speed 1."""
+    def _known(self, key: str) -> list[float]:
+        """Seconds per iteration of the newest trials of a key."""
+        known = self._paces_of.get(key)
+        if known is None:
+            known = self._paces_of[key] = [math.exp(log) for log in self._estimates.log_paces(key)]
+        return known
+
+    def under_way(self, trial: TrialRecord) -> float:
+        """Seconds for which a running trial's iteration has been under way; 0 if none is."""
+        place = trial.placement
+        if trial.state is not TrialState.RUNNING or not place.iterates:
+            return 0.0
+        return max(0.0, self._occupancy.now - place.since)
+
+    def _paces(self, trial: TrialRecord, at_least: float = 0.0) -> Paces:
+        """Seconds per iteration that are expected of a trial, at width 1 and speed 1.
+
+        Args:
+            trial: the trial.
+            at_least: what its first iteration takes at least.
+        """
         estimates = self._estimates
         pace = estimates.pace(trial)
         if trial.pace.expected is not None:
             return Paces(pace, estimates.sigma(trial) * pace, 0.0)
-        known = [math.exp(log) for log in estimates.log_paces(trial.spec.profile_key)]
+        known = self._known(trial.spec.profile_key)
         if len(known) >= 2:
-            mean, variance = fmean(known), pvariance(known) * len(known) / (len(known) - 1)
-            return Paces(mean, math.sqrt(variance), math.sqrt(variance / len(known)))
+            # One that has run on is one of the longer ones, or longer than all.
+            known = [each for each in known if each > at_least] or [2.0 * at_least]
+            count = len(known)
+            mean = sum(known) / count
+            variance = sum((each - mean) ** 2 for each in known) / max(1, count - 1)
+            return Paces(mean, math.sqrt(variance), math.sqrt(variance / count))
+        pace = pace if pace > at_least else 2.0 * at_least
         if estimates.is_measured(trial):
             return Paces(pace, estimates.sigma(trial) * pace, 0.0)
         return Paces(pace, 0.0, _UNKNOWN * pace)
+
+
+def _as_due(unit: Unit) -> Unit:
+    """An unmeasured unit by what its deadline says of it: users allow for a few times what they expect a group to take.
+
+    A guess from other groups' paces may be off by any factor.
+    """
+    alone = sum(part.seconds * part.devices for part in unit.running) + unit.work
+    if unit.scale <= 0.0 or alone <= 0.0:
+        return unit
+    factor = unit.scale / _ALLOWED * max(1.0, unit.devices, sum(part.devices for part in unit.running)) / alone
+    return unit._replace(
+        work=unit.work * factor,
+        spread=_UNSURE * unit.work * factor,
+        longest=unit.longest * factor,
+        longest_spread=_UNSURE * unit.longest * factor,
+        running=tuple(
+            part._replace(seconds=part.seconds * factor, spread=_UNSURE * part.seconds * factor)
+            for part in unit.running
+        ),
+    )
 
 
 def _largest_of(count: int) -> float:
