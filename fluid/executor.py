@@ -20,6 +20,7 @@ from fluid.loggers.hub import Attached
 from fluid.loggers.logger import refuse_logger
 from fluid.measure.profile import Profile
 from fluid.packing import Sharing
+from fluid.policies.owners.deadlines import GivenDeadline
 from fluid.policies.owners.shares import DEFAULT_GROUP_POLICY
 from fluid.processes.collector import collector_held
 from fluid.rehearsal.plan import plan_in_force
@@ -38,7 +39,7 @@ from fluid.session.notice import NOTICE, InForce
 from fluid.session.options import DEFAULT_SPARE_LANES, ExecutorOptions, FlatOptions, flattened, goals_left
 from fluid.session.output import Output
 from fluid.session.session import Session, SessionDoor, save_all
-from fluid.session.specs import GivenDeadline, terms_of
+from fluid.session.specs import terms_of
 from fluid.session.status import Status
 from fluid.session.waits import in_a_sessions_thread
 from fluid.sizing.goals import Goals

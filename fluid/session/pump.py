@@ -435,6 +435,7 @@ class Pump:
         self.deadlines = GroupDeadlines(
             *(state, self.inboxes, backend.now, goals.odds), stop=self._stop_late, note=self._deliver
         )
+        self.scaling.sizing.due_of = self.deadlines.due_of
         #: Why the session ends by itself, once its deadline has come or its budget is spent.
         self._limit: LimitReachedError | None = None
         #: When to look at the run folder again; ``None`` for never.

@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 import numbers
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple
 
 from fluid._logs import logger_of
 from fluid.backends.base import Backend
 from fluid.devices.constraints import describe
-from fluid.engine.events import PLAIN_TERMS, GroupDeadline, GroupTerms, TrialSpec
-from fluid.errors import InvalidFieldError, parse_duration, require_number, require_one_of
+from fluid.engine.events import PLAIN_TERMS, GroupTerms, TrialSpec
+from fluid.errors import InvalidFieldError, require_number
 from fluid.keeping import bytes_text
 from fluid.lane.process.script import dump_script, read_script
 from fluid.policies.engine import EngineState
 from fluid.policies.fusing.groups import text_of
+from fluid.policies.owners.deadlines import ON_MISS, GivenDeadline, deadline_of
 from fluid.resources import Requires
 from fluid.shared_data.parameters import dump_with_parameters
 from fluid.trainables.captures import LARGE_CAPTURE, Capture, captures_in
@@ -32,10 +32,6 @@ from fluid.user_values import dotted
 
 #: A longer text, or more values in a list, is taken for data, and not for a choice among a few.
 _LONGEST_NAME, _MOST_VALUES = 100, 16
-
-#: What becomes of a group that misses its deadline; the first is the default.
-ON_MISS: tuple[str, ...] = ("late", "stop")
-_STEPS = 'must be seconds, text such as "2h", or steps: pairs of a time and a cost, as [("1h", 1), ("2h", 3)]'
 
 _log = logger_of("fluid.session")
 
@@ -54,11 +50,6 @@ def say_what_is_awaited(state: EngineState, group: str, specs: Iterable[TrialSpe
         text = "trials of %r wait until there is %s; there are %s"
         level = logging.INFO if state.most_devices else logging.WARNING
         _log.log(level, text, group, ", and ".join(awaited), describe(state.devices))
-
-
-#: When a group is to have ended, as a user says it: seconds, text such as ``"2h"``, or steps: pairs of such a time and
-#: what an end after it costs.
-GivenDeadline: TypeAlias = "float | str | timedelta | Sequence[tuple[float | str | timedelta, float]] | None"
 
 
 def terms_of(
@@ -84,38 +75,6 @@ def terms_of(
     urgency = require_number("priority", priority, at_least=0.0)
     terms = GroupTerms(group.owner, urgency, preempt, expected, due, counts)
     return PLAIN_TERMS if terms == PLAIN_TERMS else terms  # one object for most groups
-
-
-def deadline_of(deadline: GivenDeadline, on_miss: str = ON_MISS[0]) -> GroupDeadline | None:
-    """The deadline that a user sets; ``None`` for none.
-
-    Raises:
-        InvalidFieldError: it is neither a time nor steps, or ``on_miss`` is unknown, or to stop without a deadline.
-    """
-    how = cast(Literal["late", "stop"], require_one_of("on_miss", on_miss, ON_MISS))
-    if deadline is None:
-        if how != ON_MISS[0]:
-            raise InvalidFieldError("on_miss", on_miss, "needs a deadline: give deadline=, or leave on_miss out")
-        return None
-    if isinstance(deadline, (str, timedelta)) or not isinstance(deadline, Iterable):
-        return GroupDeadline(((parse_duration("deadline", deadline), 1.0),), how)
-    given = list(deadline)
-    if not given:
-        raise InvalidFieldError("deadline", deadline, _STEPS)
-    steps: list[tuple[float, float]] = []
-    for place, step in enumerate(given):
-        name = f"deadline[{place}]"
-        if isinstance(step, str) or not isinstance(step, Sequence) or len(step) != 2:
-            raise InvalidFieldError(name, step, _STEPS)
-        at, cost = parse_duration(name, step[0]), require_number(name, step[1], at_least=0.0)
-        last_at, last_cost = steps[-1] if steps else (0.0, 0.0)
-        if cost <= last_cost:
-            above = f"must be above {last_cost:g}, that of the step before" if steps else "must be above 0"
-            raise InvalidFieldError(name, step, f"its cost {above}")
-        if at <= last_at:
-            raise InvalidFieldError(name, step, "its time must be after that of the step before")
-        steps.append((at, cost))
-    return GroupDeadline(tuple(steps), how)
 
 
 def with_requirements(trials: list[Trial], group: TrialGroup) -> list[Trial]:

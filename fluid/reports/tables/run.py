@@ -142,10 +142,8 @@ def as_json(run: RecordedRun, goal: Goal | None = None, importances: Importances
                 "priority": group.terms.priority,
                 "preempt": group.terms.preempt,
                 "weight": group.terms.weight,
-                "deadline": None
-                if group.terms.deadline is None
-                else [list(each) for each in group.terms.deadline.steps],
-                "on_miss": None if group.terms.deadline is None else group.terms.deadline.on_miss,
+                "deadline": None if (due := group.terms.deadline) is None else [list(step) for step in due.steps],
+                "on_miss": None if due is None else due.on_miss,
                 "requires": None if group.requires is None else str(group.requires),
                 "trials": len(group.trials),
                 "states": dict(group.states),

@@ -140,6 +140,11 @@ class GroupDeadlines:
         due = self._dues.get(group_id)
         return None if due is None or not self._state.groups[group_id].open else due.known
 
+    def due_of(self, group_id: str) -> float | None:
+        """When a group is to have ended, seconds on the clock of the events; ``None`` without a deadline."""
+        due = self._dues.get(group_id)
+        return None if due is None else due.end.at
+
     # -- what happens --------------------------------------------------------------------------------------
 
     def heard(self, events: Iterable[Event], commands: Iterable[Command]) -> None:

@@ -56,6 +56,8 @@ _LEFT = (SET_ASIDE, OFFERED, ELSEWHERE)
 #: A deadline that cannot be met is told of again if the earliest end has moved by so large a share of the deadline, and
 #: a budget that does not suffice if the expected cost has moved by so large a share of the budget.
 _TOLD_AGAIN = 0.25
+#: A sweep's deadline and that of its group are the same, but for what it took to begin.
+_ABOUT = 0.01
 #: A budget is said not to suffice if so large a share of it is missing, as expected costs have errors.
 _MISSING = 0.05
 
@@ -74,6 +76,8 @@ class DeviceSizing:
     Attributes:
         held: the devices.
         end_on: forecasts groups; set once, by the session.
+        due_of: when a group is to have ended, seconds on the clock of the events; ``None`` without a deadline of its
+            own. Set once, by the session.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class DeviceSizing:
         self._time = HeldTime()
         self.held = HeldDevices(state, backend, handle)
         self.end_on: GroupEndOn = lambda group_id, devices: None
+        self.due_of: Callable[[str], float | None] = lambda group_id: None
         self._state = state
         self._backend = backend
         self._handle = handle
@@ -99,6 +104,8 @@ class DeviceSizing:
         if goals.deadline_s is not None:
             self._deadlines.append(DeadlineInForce(began + goals.deadline_s, goals.deadline_s))
         self._sizing: Sizing | None = None
+        #: The deadline that it follows from.
+        self._sized_for: DeadlineInForce | None = None
         #: Whether something has changed since the latest decision, when that was, and how many seconds it took.
         self._is_stale = True
         self._decided_at = -math.inf
@@ -149,7 +156,7 @@ class DeviceSizing:
     def status(self, now: float) -> GoalStatus:
         """How it stands."""
         held = self._time.device_seconds(now)
-        due, sizing = self._due, self._sizing
+        due, sizing = self._sized_for if self._sized_for in self._deadlines else self._due, self._sizing
         aged = max(0.0, now - self._decided_at) if sizing is not None else 0.0
         earliest = None if sizing is None or sizing.earliest_s is None else max(0.0, sizing.earliest_s - aged)
         return GoalStatus(
@@ -230,19 +237,12 @@ class DeviceSizing:
 
     def _decide(self, now: float, groups: Sequence[str]) -> None:
         """Decides how many devices to hold, and applies it."""
-        due, held = self._due, len(self._state.occupancy)
+        held, spent = len(self._state.occupancy), self._time.device_seconds(now)
         self._decided_at, self._is_stale = now, False
-        goals = replace(self._goals, deadline=None if due is None else due.at - self._began)
-        sizer = Sizer(goals, self.held.most, provision_s=self.held.provision_s)
-        spent = self._time.device_seconds(now)
-
-        def end_on(devices: int) -> EndDistribution | None:
-            return in_turn([self.end_on(group_id, devices) for group_id in groups])
-
-        sizing = sizer.decide(
-            now - self._began, held, end_on, self._useful(), asked=self.held.asked, spent_device_s=spent
-        )
-        before, self._sizing = self._sizing, sizing
+        dues: list[DeadlineInForce | None] = [*sorted(self._deadlines, key=lambda deadline: deadline.at)] or [None]
+        sizings = [(self._sizing_for(due, self._before(due, groups), now, held, spent), due) for due in dues]
+        before = self._sizing
+        self._sizing, self._sized_for = sizing, _ = max(sizings, key=lambda each: each[0].devices)
         self._took_s = self._backend.now() - now
         if groups:
             self._tell(sizing, now)
@@ -251,6 +251,26 @@ class DeviceSizing:
         if before is None or before.devices != sizing.devices:
             odds = "" if sizing.odds is None else f"; the deadline is met with {sizing.odds:.0%}"
             _log.info("%d devices are to be held, and %d were%s", sizing.devices, held, odds)
+
+    def _sizing_for(
+        self, due: DeadlineInForce | None, groups: Sequence[str], now: float, held: int, spent: float
+    ) -> Sizing:
+        goals = replace(self._goals, deadline=None if due is None else due.at - self._began)
+        sizer = Sizer(goals, self.held.most, provision_s=self.held.provision_s)
+
+        def end_on(devices: int) -> EndDistribution | None:
+            return in_turn([self.end_on(group_id, devices) for group_id in groups])
+
+        return sizer.decide(
+            now - self._began, held, end_on, self._useful(), asked=self.held.asked, spent_device_s=spent
+        )
+
+    def _before(self, due: DeadlineInForce | None, groups: Sequence[str]) -> Sequence[str]:
+        """The groups that run before a deadline: all but those that are to have ended later."""
+        if due is None or due.sweep is None:
+            return groups
+        latest = due.at + _ABOUT * due.seconds
+        return [group_id for group_id in groups if (by := self.due_of(group_id)) is None or by <= latest]
 
     def _useful(self) -> int:
         """Devices that the trials which run or wait could use at most."""
@@ -261,9 +281,9 @@ class DeviceSizing:
 
     def _tell(self, sizing: Sizing, now: float) -> None:
         """Warns the user at once if a deadline cannot be met."""
-        due = self._due
-        if due is None or sizing.meets is None:
-            return
+        due = self._sized_for
+        if due is None or due.sweep is not None or sizing.meets is None:
+            return  # Of a sweep's own deadline, that of its group tells.
         if sizing.meets:
             if self._warned is not None and self._warned[0] is due:
                 _log.warning("the deadline in %s can be met after all", format_duration(due.at - now))
