@@ -41,7 +41,7 @@ _FAILED = {
     "no_device": "had no device left that could run it",
 }
 #: What becomes of trials of a group that cannot meet its deadline.
-_BEHIND = "its trials start behind those of groups that can meet theirs"
+_BEHIND = "its trials give way to those of groups that can meet theirs"
 _OUTCOMES = {
     "DONE": "ended it as done",
     "STOPPED": "stopped it early",

@@ -28,11 +28,12 @@ _log = logger_of("fluid.session")
 _PAUSE_S, _PAUSE_SHARE = 1.0, 0.005
 #: Without an event it is looked at again after so large a share of the time left.
 _LOOK_SHARE = 0.02
-#: What cannot be met is told of again if the earliest end has moved by so large a share of the deadline; the journal is
-#: told again of odds that have moved by so much.
+#: What cannot be met is told of again if the earliest end is later by so large a share of the deadline, beyond the time
+#: that has passed; the journal is told again of odds that have moved by so much.
 _TOLD_AGAIN = 0.25
-#: That it cannot be met is said only if the earliest end is later by so large a share of the time left: forecasts err.
-_MARGIN = 0.1
+#: That it cannot be met is said only if the earliest end is later by so large a share of the time left, as forecasts
+#: err: the first where its trials were measured before it was submitted.
+_MARGINS = 0.1, 0.25
 #: Iterations of a group, or trials that have ended, before it is believed that it cannot end in time: the first one
 #: often takes far longer, as it loads libraries and data.
 _BELIEVED = 2
@@ -82,7 +83,7 @@ class _Due:
             something has happened since.
         heard: iterations and ends of its trials, as far as they matter.
         known: how it stood at the last look; ``noted`` what the journal knows of that.
-        warned: the earliest end that the user was warned of; ``None`` while it can be met.
+        warned: the seconds to the earliest end that the user was warned of; ``None`` while it can be met.
         told: whether the user knows that it was missed.
         expected: whether its trials were measured before it was submitted; ``None`` before the first look.
     """
@@ -225,7 +226,7 @@ class GroupDeadlines:
         if found.can_be_met is not False or found.missed:
             return found
         left = due.next_step(now) - now
-        is_late = found.earliest_s is not None and found.earliest_s > (1.0 + _MARGIN) * left
+        is_late = found.earliest_s is not None and found.earliest_s > (1.0 + _MARGINS[not due.expected]) * left
         is_believed = bool(due.expected) or due.heard >= _BELIEVED
         return found if is_late and is_believed else replace(found, can_be_met=None)
 
@@ -247,7 +248,7 @@ class GroupDeadlines:
         if due.told or due.end.sweep is not None or self._tells_itself(due):
             return
         due.told = True
-        text = "%r has missed its deadline of %s: it runs on, behind groups that can meet theirs"
+        text = "%r has missed its deadline of %s: it runs on, and gives way to groups that can meet theirs"
         _log.warning(text, self._name(due), format_duration(due.end.seconds))
 
     def _tell_stopped(self, due: _Due) -> None:
@@ -271,10 +272,9 @@ class GroupDeadlines:
             return
         if found.can_be_met is None or found.earliest_s is None:
             return
-        earliest = now + found.earliest_s
-        if due.warned is not None and abs(due.warned - earliest) < _TOLD_AGAIN * due.end.seconds:
+        if due.warned is not None and found.earliest_s - due.warned < _TOLD_AGAIN * due.end.seconds:
             return
-        due.warned = earliest
+        due.warned = found.earliest_s
         text = "the deadline of %r in %s cannot be met with %s: if it were first on all devices, it would end in %s; %s"
         then = "what has not ended then is stopped" if due.end.sweep is not None else ""
         _log.warning(
