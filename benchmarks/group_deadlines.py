@@ -44,7 +44,7 @@ from fluid.policies.engine import EngineState
 from fluid.testing.play import Session
 
 DEVICES = 8
-GROUPS = 40
+GROUPS = 30
 LOAD = 1.0
 MODES = (2, 3, 4, 6, 8)
 APPLICATIONS = 5
@@ -239,7 +239,7 @@ def main() -> int:
     """Runs the sessions, prints a line for each, and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20, help="sessions of each number of modes (default: 20)")
-    parser.add_argument("--mixed", type=int, default=5, help="of them also with the mix (default: 5)")
+    parser.add_argument("--mixed", type=int, default=1, help="of them also with the mix (default: 1)")
     parser.add_argument("--modes", default=",".join(map(str, MODES)), help="which, with commas (default: all)")
     parser.add_argument("--groups", type=int, default=GROUPS, help=f"in each session (default: {GROUPS})")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")

@@ -37,12 +37,14 @@ class RunningPart(NamedTuple):
         spread: standard deviation of these, seconds.
         devices: that it holds; a part of one, where it shares it.
         row: the caller's number of the trial.
+        rest: seconds until it could pause, after its iteration; infinite if it cannot.
     """
 
     seconds: float
     spread: float
     devices: float
     row: int = -1
+    rest: float = math.inf
 
 
 class Unit(NamedTuple):
@@ -277,13 +279,11 @@ class Pause(NamedTuple):
     Attributes:
         owner: of the trial.
         part: the trial.
-        rest: seconds until its iteration ends.
         stall: seconds that pausing it and resuming it elsewhere takes.
     """
 
     owner: int
     part: RunningPart
-    rest: float
     stall: float
 
 
@@ -295,18 +295,24 @@ def gain_of_pauses(order: Sequence[Unit], devices: float, pauses: Sequence[Pause
         devices: how many there are, weighted by their speeds.
         pauses: the trials, which wait from then on.
     """
-    after = [_with_pauses(unit, [each for each in pauses if each.owner == unit.owner]) for unit in order]
-    running = [part for unit in after for part in unit.running]
-    running += [RunningPart(each.rest, 0.0, each.part.devices) for each in pauses]
+    after, running = _with_pauses(order, pauses)
     timeline = Timeline(devices, running)
     then = sum(timeline.add(unit).cost(unit) for unit in after)
     return sum(end.cost(unit) for unit, end in zip(order, ends_of(order, devices), strict=True)) - then
 
 
-def _with_pauses(unit: Unit, pauses: Sequence[Pause]) -> Unit:
-    if not pauses:
-        return unit
-    left = [max(0.0, each.part.seconds - each.rest) + each.stall for each in pauses]
+def _with_pauses(units: Sequence[Unit], pauses: Sequence[Pause]) -> tuple[list[Unit], list[RunningPart]]:
+    """The units if these trials wait after their iterations, and all that holds devices until then or until its end."""
+    of_owner: dict[int, list[Pause]] = {}
+    for each in pauses:
+        of_owner.setdefault(each.owner, []).append(each)
+    after = [_with_own(unit, of_owner[unit.owner]) if unit.owner in of_owner else unit for unit in units]
+    running = [part for unit in after for part in unit.running]
+    return after, running + [RunningPart(each.part.rest, 0.0, each.part.devices) for each in pauses]
+
+
+def _with_own(unit: Unit, pauses: Sequence[Pause]) -> Unit:
+    left = [max(0.0, each.part.seconds - each.part.rest) + each.stall for each in pauses]
     spreads = [each.part.spread for each in pauses]
     paused = {each.part.row for each in pauses}
     return unit._replace(
@@ -332,15 +338,20 @@ def order_units(units: Iterable[Unit], devices: float) -> list[Unit]:
         units: those with open trials, in any order.
         devices: how many there are, weighted by their speeds.
     """
-    known = sorted(units)
-    timeline = Timeline(devices, [part for unit in known for part in unit.running])
+    known = {unit.owner: unit for unit in sorted(units)}
+    # Ranks say for whom trials would pause: those that can are no reason to give a unit up.
+    pauses = [
+        Pause(unit.owner, part, 0.0) for unit in known.values() for part in unit.running if part.rest < part.seconds
+    ]
+    paused, running = _with_pauses(list(known.values()), pauses)
+    timeline = Timeline(devices, running)
     order: list[Unit] = []
-    for _, alike in groupby(sorted(known, key=_priority), key=_priority):
+    for _, alike in groupby(sorted(paused, key=_priority), key=_priority):
         level = _order_level(list(alike), timeline, devices)
         for unit in level:
             timeline.add(unit)
         order += level
-    return order
+    return [known[unit.owner] for unit in order]
 
 
 def _priority(unit: Unit) -> float:

@@ -16,7 +16,7 @@ from fluid.engine.policy import Policy, Preempt, Proposal
 from fluid.engine.records import TrialRecord
 from fluid.policies.owners.lateness import Pause, RunningPart, Unit, ends_of, gain_of_pauses
 from fluid.policies.owners.shares import SHARES_S, GroupShares
-from fluid.trialgroup import TrialState
+from fluid.policies.owners.units import may_pause
 
 #: A trial pauses for deadlines so many times.
 MOST_PAUSES = 2
@@ -91,7 +91,10 @@ class DeadlinePauses(Policy):
         ]
         for place in late[:_MOST_SOUGHT]:
             pairs = self._pairs(order, place, victims)
-            pauses = [self._pause(leaving, part) for leaving, part, _ in pairs]
+            stalls = [self._core.estimates.of_key(leaving).interruption() for leaving, _, _ in pairs]
+            pauses = [
+                Pause(leaving.owner, part, stall) for (leaving, part, _), stall in zip(pairs, stalls, strict=True)
+            ]
             count = _best_count(order, devices, order[place], pauses)
             if count:
                 chosen = [(leaving, coming) for leaving, _, coming in pairs[:count]]
@@ -134,16 +137,9 @@ class DeadlinePauses(Policy):
             return False
         return core.memory.fits_in_place_of(device, core.estimates.need_on(coming, device), leaving.row)
 
-    def _pause(self, trial: TrialRecord, part: RunningPart) -> Pause:
-        stall = self._core.estimates.of_key(trial).interruption()
-        return Pause(trial.owner, part, self._shares.seconds_to_boundary(trial), stall)
-
     def _may_pause(self, trial: TrialRecord) -> bool:
-        if trial.state is not TrialState.RUNNING or trial.calls or trial.progress.left <= 1:
-            return False
-        if not trial.spec.can_save or trial.spec.gang or trial.sharing_group is not None:
-            return False
-        return self._times.get(trial.row, 0) < MOST_PAUSES and self._core.estimates.is_measured(trial)
+        rarely = self._times.get(trial.row, 0) < MOST_PAUSES
+        return rarely and may_pause(trial) and self._core.estimates.is_measured(trial)
 
 
 def _best_count(order: Sequence[Unit], devices: float, unit: Unit, pauses: Sequence[Pause]) -> int:

@@ -431,11 +431,6 @@ class GroupShares:
         order = sorted(units, key=lambda unit: (-unit.priority, self.ranks.get(unit.owner, last), unit.owner))
         return order, sum(self._kinds.speeds)
 
-    def seconds_to_boundary(self, trial: TrialRecord) -> float:
-        """Predicted seconds until a running trial's iteration ends."""
-        step = self._estimates.seconds_left(trial) / max(1, trial.progress.left)
-        return max(0.0, step - self._units.under_way(trial))
-
     def _demand(self, arriving: Sequence[TrialRecord]) -> dict[int, float]:
         """Seconds of work left on one device by job; sorts the devices into the kinds that are wanted."""
         demand = {job: seconds * self._owners.jobs[job].devices for job, seconds in self._jobs.work.items()}

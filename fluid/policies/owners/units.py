@@ -123,14 +123,15 @@ class OpenUnits:
 
     def _run(self, left: _Left, trial: TrialRecord) -> None:
         estimates, held = self._estimates, self._occupancy.held[trial.row]
-        stretch, under_way = estimates.stretch(trial), self.under_way(trial)
+        stretch, under_way = estimates.stretch(trial), self._under_way(trial)
         paces = self._paces(trial, under_way / stretch)
         seconds = trial.progress.left * paces.mean * stretch
         sigma = math.hypot(paces.spread, paces.shared) / max(paces.mean, 1e-12)
-        spread, seconds = sigma * seconds, max(0.0, seconds - min(under_way, paces.mean * stretch))
+        spread, under_way = sigma * seconds, min(under_way, paces.mean * stretch)
         share = sum(1.0 / max(1, len(self._occupancy.residents[device])) for device in held)
         left.measured |= estimates.is_measured(trial)
-        left.running.append(RunningPart(seconds, spread, share, trial.row))
+        rest = max(0.0, seconds / max(1, trial.progress.left) - under_way) if may_pause(trial) else math.inf
+        left.running.append(RunningPart(max(0.0, seconds - under_way), spread, share, trial.row, rest))
         left.running_work += estimates.height(trial) * (len(held) if trial.spec.gang else 1)
 
     def _wait(self, left: _Left, trial: TrialRecord, count: int) -> None:
@@ -182,7 +183,7 @@ class OpenUnits:
             known = self._paces_of[key] = [math.exp(log) for log in self._estimates.log_paces(key)]
         return known
 
-    def under_way(self, trial: TrialRecord) -> float:
+    def _under_way(self, trial: TrialRecord) -> float:
         """Seconds for which a running trial's iteration has been under way; 0 if none is."""
         place = trial.placement
         if trial.state is not TrialState.RUNNING or not place.iterates:
@@ -214,6 +215,13 @@ class OpenUnits:
         return Paces(pace, 0.0, _UNKNOWN * pace)
 
 
+def may_pause(trial: TrialRecord) -> bool:
+    """Whether a running trial can pause after its iteration, and go on anywhere later."""
+    if trial.state is not TrialState.RUNNING or trial.calls or trial.progress.left <= 1:
+        return False
+    return trial.spec.can_save and not trial.spec.gang and trial.sharing_group is None
+
+
 def _as_due(unit: Unit) -> Unit:
     """An unmeasured unit by what its deadline says of it: users allow for a few times what they expect a group to take.
 
@@ -229,7 +237,9 @@ def _as_due(unit: Unit) -> Unit:
         longest=unit.longest * factor,
         longest_spread=_UNSURE * unit.longest * factor,
         running=tuple(
-            part._replace(seconds=part.seconds * factor, spread=_UNSURE * part.seconds * factor)
+            part._replace(
+                seconds=part.seconds * factor, spread=_UNSURE * part.seconds * factor, rest=part.rest * factor
+            )
             for part in unit.running
         ),
     )
