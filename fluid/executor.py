@@ -20,6 +20,7 @@ from fluid.loggers.hub import Attached
 from fluid.loggers.logger import refuse_logger
 from fluid.measure.profile import Profile
 from fluid.packing import Sharing
+from fluid.policies.owners.deadlines import GivenDeadline
 from fluid.policies.owners.shares import DEFAULT_GROUP_POLICY
 from fluid.processes.collector import collector_held
 from fluid.rehearsal.plan import plan_in_force
@@ -251,6 +252,9 @@ class FluidExecutor(SessionDoor):
         *,
         priority: float = 1.0,
         preempt: bool = False,
+        deadline: GivenDeadline = None,
+        weight: float = 1.0,
+        on_miss: str = "late",
     ) -> TrialGroupHandle:
         """Runs a group; returns at once.
 
@@ -261,11 +265,19 @@ class FluidExecutor(SessionDoor):
                 trials has a higher priority of its own; 1 by default.
             preempt: whether running trials of groups of a lower priority make room: they pause between two
                 iterations, and go on afterwards without repeating any. ``False`` by default.
+            deadline: when the group is to have ended: seconds from the call, or text such as ``"2h"``; or steps of what
+                an end costs, each after a time: ``[("1h", 1), ("2h", 3)]``, times and costs ascending. It orders groups
+                so that as many as can be meet theirs; you hear as soon as it is known that this one cannot
+                (``docs/groups.md``). Trials added later have it too. ``None``, the default, for no deadline.
+            weight: how much it counts that the group is late, or, without a deadline, that it waits; 1 by default.
+            on_miss: what happens to trials that have not ended at the deadline, of steps at the last one: ``"late"``,
+                the default: they run on, behind what can be met; ``"stop"``: they are stopped, each after the last
+                iteration that fits, whose result counts, and waiters go on. It needs a deadline.
 
         Raises:
             InvalidFieldError: a trial's id is taken, its trainable or config cannot be pickled, no device meets its
-                requirements, or the listener is none. Nothing of the group runs then, and nothing of it is left; what
-                runs already is not disturbed.
+                requirements, one of the terms cannot be used, or the listener is none. Nothing of the group runs then,
+                and nothing of it is left; what runs already is not disturbed.
             FluidError: no trial would run, as the session has ended or was drained, or no device works.
         """
         if not isinstance(group, TrialGroup):
@@ -275,7 +287,7 @@ class FluidExecutor(SessionDoor):
             refuse_logger(listener, "listener")
         if not group.active:
             raise InvalidFieldError("group", group.name, "has no active trial")
-        terms = terms_of(group, priority, preempt)
+        terms = terms_of(group, priority, preempt, deadline, weight, on_miss)
         handle = self._handle_of(self._session.submit(group, listener, terms))
         self._terminal.begin_group()
         return handle
@@ -397,7 +409,14 @@ IN_FORCE: InForce[FluidExecutor] = InForce(lambda executor: executor._closing or
 
 @user_call
 def submit_trialgroup(
-    group: TrialGroup, listener: TrialListener | None = None, *, priority: float = 1.0, preempt: bool = False
+    group: TrialGroup,
+    listener: TrialListener | None = None,
+    *,
+    priority: float = 1.0,
+    preempt: bool = False,
+    deadline: GivenDeadline = None,
+    weight: float = 1.0,
+    on_miss: str = "late",
 ) -> TrialGroupHandle:
     """Submits a group to the executor in force.
 
@@ -419,6 +438,9 @@ def submit_trialgroup(
         listener: as for :meth:`FluidExecutor.submit_trialgroup`.
         priority: as there.
         preempt: as there.
+        deadline: when it is to have ended, as there.
+        weight: as there.
+        on_miss: what happens at the deadline, as there.
 
     Raises:
         InvalidFieldError: as for :meth:`FluidExecutor.submit_trialgroup`.
@@ -427,7 +449,8 @@ def submit_trialgroup(
         if (executor := IN_FORCE.find()) is None:
             executor = FluidExecutor()
             IN_FORCE.make_default(executor)
-    return executor.submit_trialgroup(group, listener, priority=priority, preempt=preempt)
+    terms: dict[str, Any] = {"priority": priority, "preempt": preempt, "deadline": deadline}
+    return executor.submit_trialgroup(group, listener, **terms, weight=weight, on_miss=on_miss)
 
 
 def executor_in_force() -> FluidExecutor | None:

@@ -116,6 +116,7 @@ def run(
     owner: str | None = None,
     priority: float = 1.0,
     preempt: bool = False,
+    weight: float = 1.0,
 ) -> SweepResult:
     """Runs a sweep, and returns its trials and the best of them.
 
@@ -158,8 +159,9 @@ def run(
             that runs rests after its iteration, whose result counts, and goes on in a call with ``resume=True``.
         deadline: when the sweep is to have ended: seconds from the call, or text such as ``"2h"``. It sizes the sweep:
             as few devices are held as meet it with 90 %, and you hear at once if none do (``docs/deadlines.md``). A
-            trial that cannot end by then is saved after the last iteration that fits. ``time_budget_s`` ends a sweep
-            on all devices; both may be given.
+            trial that cannot end by then is saved after the last iteration that fits. In an executor with other
+            groups it orders these, too, so that as many as can be meet theirs (``docs/groups.md``). ``time_budget_s``
+            ends a sweep on all devices; both may be given.
         stop: values of metrics at which a trial stops, ``{"accuracy": 0.95}``; or rules: :class:`fluid.search.Target`,
             :class:`fluid.search.Plateau`, :class:`fluid.search.TrialPlateau`, one or several.
         seed: of the configs, and, together with the program's own random number generators as they are at the call, of
@@ -213,6 +215,8 @@ def run(
         owner: whose sweep it is, as of a :class:`fluid.TrialGroup`; ``None``, the default, for an owner of its own.
         priority: of the sweep's group, as for :meth:`fluid.FluidExecutor.submit_trialgroup`; 1 by default.
         preempt: whether less important trials make room for it, as there; ``False`` by default.
+        weight: how much it counts that the sweep misses its deadline, or, without one, that it waits, among the groups
+            of an executor with several, as there; 1 by default.
 
     Returns:
         The sweep's trials. Its ``notes`` say what ended the sweep early, and which trials ran with changed code.
@@ -289,7 +293,7 @@ def run(
         oom_is_worst=require_one_of("on_oom", on_oom, ("fail", "worst")) == "worst",
         trial_options=_checked_options(trainable, trial_options),
         callbacks=_checked_callbacks(callbacks),
-        group=GroupOptions.checked(requires, owner, priority, preempt),
+        group=GroupOptions.checked(requires, owner, priority, preempt, weight),
         seed=seed_in_force(seed),
         goes_on=not is_given,
         space=known_space,

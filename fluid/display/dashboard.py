@@ -375,9 +375,9 @@ def _progress(group: GroupStatus) -> str:
 
 
 def _said(group: GroupStatus) -> str:
-    """Whose a group is and how urgent, and which place its trials that wait have among those of all owners."""
+    """Whose a group is and how urgent, whether its deadline is met, and which place trials have that wait."""
     waits = group.place is not None and not group.awaited and group.trials.get(TrialState.QUEUED, 0) > 0
-    return ", ".join(filter(None, (group.said, f"no. {group.place} in line" if waits else "")))
+    return ", ".join(filter(None, (group.said, group.outlook, f"no. {group.place} in line" if waits else "")))
 
 
 def _trials_of(group: GroupStatus) -> str:

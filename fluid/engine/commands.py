@@ -591,6 +591,26 @@ class NoteMeasured(Notice, frozen=True):
     fused_gain: float = 1.0
 
 
+class NoteLateness(Notice, frozen=True):
+    """How a group stands with regard to its deadline, as that came to be known, or has changed much.
+
+    Attributes:
+        due_s: seconds until the first step that is still ahead; until the last one, below 0, if that has passed.
+        odds: probability that it ends by then, in the present order.
+        earliest_s: expected seconds until it ends if it gets devices before all others; ``None`` while that is unknown.
+        can_be_met: whether it then ends in time; ``None`` where it is too close to say.
+        missed: whether its last step has passed.
+    """
+
+    group_id: str
+    at: float
+    due_s: float
+    odds: float
+    earliest_s: float | None
+    can_be_met: bool | None
+    missed: bool = False
+
+
 class NoteHung(Notice, frozen=True):
     """A trial has given no result for long; its stacks were dumped.
 

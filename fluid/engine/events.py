@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from statistics import median_low
 from typing import Literal, NamedTuple
@@ -90,6 +90,19 @@ class GroupDeadline:
     steps: tuple[tuple[float, float], ...]
     on_miss: Literal["late", "stop"] = "late"
 
+    @property
+    def text(self) -> str:
+        """In a few words: ``"2 h"``, ``"1 h (cost 1), 2 h (cost 3)"``, ``"2 h, then stops"``."""
+        from fluid.sizing.goals import format_duration  # Lanes need it not.
+
+        costs = [f" (cost {cost:g})" if len(self.steps) > 1 else "" for _, cost in self.steps]
+        times = [f"{format_duration(at)}{cost}" for (at, _), cost in zip(self.steps, costs, strict=True)]
+        return ", ".join([*times, *(["then stops"] if self.on_miss == "stop" else [])])
+
+    def after(self, seconds: float) -> GroupDeadline:
+        """What is left of it so many seconds later."""
+        return replace(self, steps=tuple((at - seconds, cost) for at, cost in self.steps))
+
 
 @dataclass(frozen=True, slots=True)
 class GroupTerms:
@@ -116,7 +129,9 @@ class GroupTerms:
         """Whose it is and how urgent, in a few words: ``"of ann, priority 10"``; empty if nothing was said."""
         parts = [] if self.owner is None else [f"of {self.owner}"]
         parts += [] if self.priority == PLAIN_TERMS.priority else [f"priority {self.priority:g}"]
-        return ", ".join([*parts, *(["preempts"] if self.preempt else [])])
+        parts += ["preempts"] if self.preempt else []
+        parts += [] if self.deadline is None else [f"deadline {self.deadline.text}"]
+        return ", ".join([*parts, *([] if self.weight == PLAIN_TERMS.weight else [f"weight {self.weight:g}"])])
 
 
 #: Those of a group of which nothing was said.

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fluid.engine.events import GroupDeadline
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
 from fluid.measure.json_input import (
     AtLeastOne,
@@ -22,6 +23,7 @@ from fluid.measure.json_input import (
     read_record,
 )
 from fluid.measure.runtime_model import DEFAULT_MAX_FUSED, DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, FusedRates
+from fluid.policies.owners.deadlines import deadline_of
 from fluid.policies.owners.shares import DEFAULT_GROUP_POLICY, GROUP_POLICIES
 from fluid.resources import Cluster, Device, Requires
 
@@ -112,6 +114,9 @@ class ArrivingWorkload(Workload):
         preempt: whether its groups pause running trials of groups of a lower priority.
         requires: what its trials require of a device.
         runtimes: the distribution of its trials' seconds per iteration; by default the scenario's.
+        deadline: when it is to have ended: seconds from its arrival, text such as ``"2h"``, or steps of times and
+            costs, as for :meth:`fluid.FluidExecutor.submit_trialgroup`; its trials run on after it. ``None`` for none.
+        weight: how much it counts that it is late, or, without a deadline, that it waits.
     """
 
     at: float = 0.0
@@ -121,13 +126,23 @@ class ArrivingWorkload(Workload):
     preempt: bool = False
     requires: Requires | None = None
     runtimes: Runtimes | None = None
+    deadline: Any = None
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _ = self.due
+        if require_number("weight", self.weight, at_least=0.0) == 0.0:
+            raise InvalidFieldError("weight", self.weight, "must be above 0")
         require_number("at", self.at, at_least=0.0)
         require_number("priority", self.priority, at_least=-math.inf)
         if self.owner is not None:
             require_text("owner", self.owner)
+
+    @property
+    def due(self) -> GroupDeadline | None:
+        """Its deadline; ``None`` for none."""
+        return deadline_of(self.deadline)
 
     def can_run_on(self, devices: Iterable[Device]) -> bool:
         """Whether one of these devices has what its trials require."""

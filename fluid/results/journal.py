@@ -32,6 +32,7 @@ from fluid.engine.commands import (
     NoteDeviceLost,
     NoteDrained,
     NoteHung,
+    NoteLateness,
     NoteMeasured,
     NotePaused,
     NotePlaced,
@@ -200,7 +201,7 @@ _TOLD: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         *(TrialStarted, NotePlaced, NoteWaiting, NoteQueued, NotePaused, NotePreempted, NoteTrial, NoteMeasured),
-        *(NoteHung, KillLane, DeviceDraining, SessionDraining, NoteDrained, TrialNotKept),
+        *(NoteHung, NoteLateness, KillLane, DeviceDraining, SessionDraining, NoteDrained, TrialNotKept),
         *(TrialSetAside, LaneReady, *RETIREMENTS),
     )
 }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from typing import Any
 
-from fluid.engine.events import PLAIN_TERMS, Failure, GroupTerms
+from fluid.engine.events import PLAIN_TERMS, Failure, GroupDeadline, GroupTerms
 from fluid.errors import InvalidFieldError, require_number, require_text
 from fluid.random_state import Seeds
 from fluid.resources import Requires
@@ -32,22 +34,45 @@ class GroupLine:
         name: its name.
         search: what its search algorithm said of it; ``None`` if none submits its trials.
         requires: what its trials require of devices, where they do not say otherwise; ``None`` for nothing.
-        terms: whose group it is, and how urgent.
+        terms: whose group it is, and how urgent; its deadline counts from its submission.
+        submitted_at: when that was, seconds since 1970, of a group with a deadline; ``None`` if unknown.
     """
 
     name: str
     search: Search | None = None
     requires: Requires | None = None
     terms: GroupTerms = PLAIN_TERMS
+    submitted_at: float | None = None
+
+    def with_terms(self, journaled: GroupTerms | None) -> GroupLine:
+        """The line with the terms that the journal has, if it has any; there, a deadline is what a resume has left."""
+        if journaled is None:
+            return self
+        known = journaled if self.submitted_at is None else replace(journaled, deadline=self.terms.deadline)
+        return replace(self, terms=known)
+
+    def terms_left(self, now: float) -> GroupTerms:
+        """The terms of a session that goes on: of the deadline what is left.
+
+        Args:
+            now: seconds since 1970.
+        """
+        if self.terms.deadline is None or self.submitted_at is None:
+            return self.terms
+        return replace(self.terms, deadline=self.terms.deadline.after(max(0.0, now - self.submitted_at)))
 
     def entry(self, group_id: str) -> dict[str, Any]:
         """The line as a JSON object; what is as it is by default is left out."""
         entry: dict[str, Any] = {"group": group_id, "name": self.name}
         if self.search is not None:
             entry |= asdict(self.search)
-        for name in ("owner", "priority", "preempt"):
+        for name in ("owner", "priority", "preempt", "weight"):
             if (value := getattr(self.terms, name)) != getattr(PLAIN_TERMS, name):
                 entry[name] = value
+        if (deadline := self.terms.deadline) is not None:
+            entry["deadline"] = [list(step) for step in deadline.steps]
+            entry |= {"on_miss": deadline.on_miss} if deadline.on_miss == "stop" else {}
+            entry |= {} if self.submitted_at is None else {"submitted_at": self.submitted_at}
         if self.requires is not None:
             asked = ((field.name, getattr(self.requires, field.name), field.default) for field in fields(Requires))
             entry["requires"] = {name: value for name, value, default in asked if value != default}
@@ -59,7 +84,9 @@ class GroupLine:
         group_id = str(entry.get("group", ""))
         search = read_search(entry)
         expected = None if search is None else search.trials
-        return cls(str(entry.get("name") or group_id), search, _requires(entry), _terms(entry, expected))
+        submitted = entry.get("submitted_at")
+        at = float(submitted) if isinstance(submitted, int | float) and math.isfinite(submitted) else None
+        return cls(str(entry.get("name") or group_id), search, _requires(entry), _terms(entry, expected), at)
 
 
 def _terms(entry: Mapping[str, Any], expected: int | None) -> GroupTerms:
@@ -68,7 +95,19 @@ def _terms(entry: Mapping[str, Any], expected: int | None) -> GroupTerms:
         owner = require_text("owner", entry["owner"]) if "owner" in entry else None
     with suppress(InvalidFieldError):
         priority = require_number("priority", entry.get("priority", priority), at_least=0.0)
-    return GroupTerms(owner, priority, entry.get("preempt") is True, expected)
+    weight = PLAIN_TERMS.weight
+    with suppress(InvalidFieldError):
+        weight = require_number("weight", entry.get("weight", weight), at_least=0.0) or weight
+    return GroupTerms(owner, priority, entry.get("preempt") is True, expected, _deadline(entry), weight)
+
+
+def _deadline(entry: Mapping[str, Any]) -> GroupDeadline | None:
+    try:
+        steps = tuple((float(at), float(cost)) for at, cost in entry["deadline"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    usable = bool(steps) and all(map(math.isfinite, chain(*steps))) and list(steps) == sorted(steps)
+    return GroupDeadline(steps, "stop" if entry.get("on_miss") == "stop" else "late") if usable else None
 
 
 def _requires(entry: Mapping[str, Any]) -> Requires | None:
@@ -138,6 +177,12 @@ class SubmittedGroup(GroupLine):
     def owner_name(self) -> str:
         """Its owner in words; the group itself where it names none."""
         return f"group {self.name!r}" if self.terms.owner is None else self.terms.owner
+
+    @property
+    def owner_words(self) -> str:
+        """The same, with the deadline of a group that has one."""
+        deadline = self.terms.deadline
+        return self.owner_name + ("" if deadline is None else f" (deadline {deadline.text})")
 
 
 def shown_state(state: TrialState, outcome: TrialState | None, search: Search | None) -> str:
@@ -244,9 +289,9 @@ class SubmittedTrials:
         for trial in self._trials(places):
             if trial.group_id not in found:
                 line = self._groups.get(trial.group_id, GroupLine(trial.group_id))
-                terms = self._journal.terms.get(trial.group_id, line.terms)
+                line = line.with_terms(self._journal.terms.get(trial.group_id))
                 found[trial.group_id] = SubmittedGroup(
-                    line.name, line.search, line.requires, terms, group_id=trial.group_id
+                    *(line.name, line.search, line.requires, line.terms, line.submitted_at), group_id=trial.group_id
                 )
             found[trial.group_id].trials.setdefault(trial.shown_id, []).append(trial)
         return tuple(found.values())

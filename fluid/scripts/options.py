@@ -150,6 +150,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("owner", "run", "whose sweep it is", "NAME"),
     Option("priority", "run", "of the sweep (default: 1)", "X", _number),
     Option("preempt", "run", "less important trials make room for it"),
+    Option("weight", "run", "how much it counts that it is late or waits (default: 1)", "X", _number),
     Option("devices_per_trial", "trial", "devices of each trial: 2, or 0.5 for half of one", "N", _number),
     Option("memory", "trial", "device memory that each trial needs, such as 4GB (default: measured)", "SIZE", _memory),
     Option("threads", "trial", "CPU threads of each trial", "N", _number),

@@ -29,11 +29,13 @@ from fluid.engine.events import (
     DeviceAdded,
     DeviceDraining,
     Event,
+    FailRequested,
     GroupSubmitted,
     LaneLost,
     LaneReady,
     RequestAnswered,
     SessionDraining,
+    StopRequested,
     Tick,
     TrialFailed,
     TrialReleased,
@@ -56,6 +58,7 @@ from fluid.session.joint.content import GroupContent
 from fluid.session.joint.session import JointSession
 from fluid.session.listeners import LimitReachedError, TrialRequest, ended_early
 from fluid.session.options import IdleLanes
+from fluid.session.scaling.group_deadlines import GroupDeadlines
 from fluid.session.scaling.scaling import DeviceScaling, apart, earlier
 from fluid.session.status_reader import StatusReader
 from fluid.session.waits import SessionFuture, SessionWaits
@@ -385,6 +388,7 @@ class Pump:
         keeper: follows which checkpoints outlive the session.
         began: when the session began, seconds on the clock of the events.
         scaling: decides how many devices the session holds.
+        deadlines: follows those of its groups.
         hold: of the session's clock.
         waits: who waits for the session.
         endings: why it runs no further trials.
@@ -428,6 +432,10 @@ class Pump:
         if goals.deadline_s is not None:
             self._facts["deadline_at"] = wall_seconds() + goals.deadline_s
         self.scaling = DeviceScaling(state, backend, self.handle, goals, self.began, self._finish_early)
+        self.deadlines = GroupDeadlines(
+            *(state, self.inboxes, backend.now, goals.odds), stop=self._stop_late, note=self._deliver
+        )
+        self.scaling.sizing.due_of = self.deadlines.due_of
         #: Why the session ends by itself, once its deadline has come or its budget is spent.
         self._limit: LimitReachedError | None = None
         #: When to look at the run folder again; ``None`` for never.
@@ -577,6 +585,17 @@ class Pump:
         self.handle(event, *self.joint.holding(event.trials), accepted=accepted)
         self.joint.submitted(name, content)
 
+    def stop(self, inbox: GroupInbox, event: StopRequested | FailRequested, accepted: Callable[[], None]) -> None:
+        """Stops a trial of a group; in a shared folder, one of another driver ends when that says so."""
+        if self.joint is None or self.joint.stops(event, inbox.group.name):
+            self.handle(event, accepted=accepted)
+        else:
+            accepted()
+
+    def _stop_late(self, inbox: GroupInbox, trial_id: str) -> None:
+        """Stops a trial that cannot end by its group's deadline."""
+        self.stop(inbox, StopRequested(self._backend.now(), trial_id), partial(inbox.stop, trial_id, None))
+
     def extend(self, inbox: GroupInbox, event: BudgetExtended) -> None:
         """Gives a trial of a group further iterations, and has waiters wait for it again."""
 
@@ -631,6 +650,7 @@ class Pump:
     def _tell(self, events: Sequence[Event], commands: Sequence[Command]) -> None:
         with self._ending_on_error():
             self.scaling.heard(events, commands)
+            self.deadlines.heard(events, commands)
         self.departures.follow(events, commands)
         self.keeper.follow(events, commands)
         self._alerts.look(commands)
@@ -791,7 +811,7 @@ class Pump:
             return
         begun = self._backend.now()
         self._look_at_folder(begun)
-        scale_at = self.scaling.act(begun)
+        scale_at = earlier(self.scaling.act(begun), self.deadlines.act(begun))
         if self._closing:  # The session ends, and the backend may have nothing more to report.
             return
         until, wake_at = self._ticks.until(begun), earlier(earlier(self._state.alarm_at, scale_at), self._look_at)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from fluid._clock import Clock
+from fluid._clock import Clock, wall_seconds
 from fluid.backends.base import Backend
 from fluid.engine.events import (
     OUTCOMES,
@@ -169,11 +169,7 @@ class GroupRequests:
         self._pump.act(lambda: self._stop(partial(FailRequested, trial_id=trial_id, failure=failure), lambda: None))
 
     def _stop(self, event: Callable[..., StopRequested | FailRequested], accepted: Callable[[], None]) -> None:
-        joint, made = self._pump.joint, event(at=self.backend.now())
-        if joint is None or joint.stops(made, self._inbox.group.name):
-            self._pump.handle(made, accepted=accepted)
-        else:
-            accepted()
+        self._pump.stop(self._inbox, event(at=self.backend.now()), accepted)
 
     def pause(self, trial_id: str) -> None:
         """Pauses a trial until it is resumed."""
@@ -286,7 +282,7 @@ class Session:
         logged = None if self.hold.is_virtual else folder
         self.forecasts = Forecasts(state, backend.now, self._pump.inboxes, self._in_thread, logged)
         self._pump.scaling.sizing.end_on = self.forecasts.end_on
-        self._statuses = StatusReader(state, self._pump.inboxes)
+        self._statuses = StatusReader(state, self._pump.inboxes, self._pump.deadlines.lateness)
 
     @property
     def inboxes(self) -> list[GroupInbox]:
@@ -316,9 +312,11 @@ class Session:
             self._pump.endings.require_devices()
             group_id = str(self._next_group)
             inbox = GroupInbox(group_id, group, listener, self.waits)
+            inbox.deadline = terms.deadline
             event = GroupSubmitted(at=self.backend.now(), group_id=group_id, trials=specs, terms=terms)
             self._pump.handle_new(event, lambda: self._open_group(inbox, payloads), group.name, content)
             say_what_is_awaited(self._state, group.name, specs)
+            self._pump.deadlines.act(self.backend.now())
             return inbox
 
         opened = self._pump.work(submit)
@@ -477,6 +475,7 @@ class Session:
                 offset = left.results.axis.offsets[-1] + self._folder.shift
                 inbox.take_over(ended, left.recovered.failures, results, offset, trackers[event.group_id])
                 inbox.outcomes, inbox.has_forgotten = left.recovered.outcomes, bool(event.forgotten)
+                inbox.deadline = left.groups[event.group_id].line.terms.deadline
                 inbox.note_seeds(payloads[event.group_id])
                 self._pump.inboxes[event.group_id] = inbox
                 self._pump.handle(event, accepted=partial(register, event.group_id))
@@ -633,7 +632,9 @@ class Session:
             rule = self._keeper.admit(inbox.group_id, inbox.group.search, trial)
             self.backend.register(trial.id, payload if rule is None else replace(payload, keep=rule))
         group, terms = inbox.group, self._state.groups[inbox.group_id].terms
-        self._folder.write_trials(inbox.group_id, GroupLine(group.name, group.search, group.requires, terms), payloads)
+        counts = terms.deadline is not None and not self.hold.is_virtual
+        line = GroupLine(group.name, group.search, group.requires, terms, wall_seconds() if counts else None)
+        self._folder.write_trials(inbox.group_id, line, payloads)
 
 
 # -- door ----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from fluid.keeping import bytes_text
 from fluid.lane.process.script import dump_script, read_script
 from fluid.policies.engine import EngineState
 from fluid.policies.fusing.groups import text_of
+from fluid.policies.owners.deadlines import ON_MISS, GivenDeadline, deadline_of
 from fluid.resources import Requires
 from fluid.shared_data.parameters import dump_with_parameters
 from fluid.trainables.captures import LARGE_CAPTURE, Capture, captures_in
@@ -51,16 +52,28 @@ def say_what_is_awaited(state: EngineState, group: str, specs: Iterable[TrialSpe
         _log.log(level, text, group, ", and ".join(awaited), describe(state.devices))
 
 
-def terms_of(group: TrialGroup, priority: float, preempt: bool) -> GroupTerms:
+def terms_of(
+    group: TrialGroup,
+    priority: float,
+    preempt: bool,
+    deadline: GivenDeadline = None,
+    weight: float = PLAIN_TERMS.weight,
+    on_miss: str = ON_MISS[0],
+) -> GroupTerms:
     """The terms on which a user submits a group.
 
     Raises:
-        InvalidFieldError: the priority is no number of at least 0, or ``preempt`` is neither True nor False.
+        InvalidFieldError: the priority is no number of at least 0, ``preempt`` is neither True nor False, the weight is
+            not above 0, the deadline is none, or ``on_miss`` is unknown, or to stop without a deadline.
     """
     if not isinstance(preempt, bool):
         raise InvalidFieldError("preempt", preempt, "must be True or False")
     expected = None if group.search is None else group.search.trials
-    terms = GroupTerms(group.owner, require_number("priority", priority, at_least=0.0), preempt, expected)
+    if (counts := require_number("weight", weight, at_least=0.0)) == 0.0:
+        raise InvalidFieldError("weight", weight, "must be above 0")
+    due = deadline_of(deadline, on_miss)
+    urgency = require_number("priority", priority, at_least=0.0)
+    terms = GroupTerms(group.owner, urgency, preempt, expected, due, counts)
     return PLAIN_TERMS if terms == PLAIN_TERMS else terms  # one object for most groups
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from fluid.engine.events import PLAIN_TERMS, GroupTerms
+from fluid.engine.events import PLAIN_TERMS, GroupDeadline, GroupTerms
 from fluid.engine.view import DeviceStatus
+from fluid.policies.owners.lateness import GroupLateness
 from fluid.results.best import BestSoFar
 from fluid.session.facts import Forecast, GoalStatus
 from fluid.trialgroup import Search
@@ -27,6 +28,7 @@ class GroupFacts:
         open_metric: the metric of which it shows no best, as nothing says its mode; ``None`` if there is none.
         first_start: when its first iteration began, seconds on the clock of the events; ``None`` before one has ended.
         results, result_seconds: iterations that have ended in this session, and the sum of their seconds.
+        deadline: by when it is to have ended, from its submission; ``None`` for no deadline.
     """
 
     name: str
@@ -36,6 +38,7 @@ class GroupFacts:
     first_start: float | None = None
     results: int = 0
     result_seconds: float = 0.0
+    deadline: GroupDeadline | None = None
 
 
 class Start(NamedTuple):
@@ -74,6 +77,9 @@ class GroupStatus:
         owner: whose it is; ``None`` if it did not say.
         priority: its trials start before those of groups of a lower priority; 1 unless it said otherwise.
         preempt: whether running trials of groups of a lower priority make room for it.
+        deadline: by when it is to have ended, from its submission; ``None`` for no deadline.
+        weight: how much its cost of ending late counts, or that of its waiting; 1 unless it said otherwise.
+        lateness: how it stands with regard to its deadline; ``None`` if it has none, it has ended, or that is unknown.
         awaited: the devices that some of its trials wait for and that there are not, in words.
         place: where its trials stand among those of all owners, 1 for those that start first; ``None`` where it has
             none to run, or only one owner has.
@@ -94,13 +100,28 @@ class GroupStatus:
     owner: str | None = None
     priority: float = PLAIN_TERMS.priority
     preempt: bool = False
+    deadline: GroupDeadline | None = None
+    weight: float = PLAIN_TERMS.weight
+    lateness: GroupLateness | None = None
     awaited: tuple[str, ...] = ()
     place: int | None = None
 
     @property
     def said(self) -> str:
         """Whose it is and how urgent, in a few words; empty if it did not say."""
-        return GroupTerms(self.owner, self.priority, self.preempt).text
+        return GroupTerms(self.owner, self.priority, self.preempt, None, self.deadline, self.weight).text
+
+    @property
+    def outlook(self) -> str:
+        """Whether its deadline is met, in a few words; empty if it has none, or that is unknown."""
+        found = self.lateness
+        if found is None:
+            return ""
+        if found.missed:
+            return "deadline missed"
+        if found.can_be_met is False:
+            return "deadline cannot be met"
+        return "" if found.odds is None else f"deadline met with {found.odds:.0%}"
 
     @property
     def share(self) -> float | None:

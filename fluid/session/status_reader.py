@@ -12,6 +12,7 @@ from fluid.engine.events import BY_USER, ELSEWHERE, OFFERED, SET_ASIDE
 from fluid.engine.records import EndedTrial, GroupRecord
 from fluid.measure.profile import Profile
 from fluid.policies.engine import EngineState
+from fluid.policies.owners.lateness import GroupLateness
 from fluid.results.runs import BestValue, GroupStanding
 from fluid.results.submitted import UNFINISHED
 from fluid.session.facts import Forecast, GoalStatus
@@ -48,9 +49,16 @@ class StatusReader:
     Args:
         state: the engine.
         groups: what is known of each group beside it, by id.
+        lateness: how a group stands with regard to its deadline, by its id.
     """
 
-    def __init__(self, state: EngineState, groups: Mapping[str, KnownGroup]) -> None:
+    def __init__(
+        self,
+        state: EngineState,
+        groups: Mapping[str, KnownGroup],
+        lateness: Callable[[str], GroupLateness | None] = lambda _: None,
+    ) -> None:
+        self._lateness = lateness
         self._state = state
         self._groups = groups
         #: Of groups whose trials have all ended: the row, and what had changed by then.
@@ -153,6 +161,9 @@ class StatusReader:
             owner=group.terms.owner,
             priority=group.terms.priority,
             preempt=group.terms.preempt,
+            deadline=facts.deadline,
+            weight=group.terms.weight,
+            lateness=self._lateness(group_id),
             awaited=awaited,
             place=place,
         )

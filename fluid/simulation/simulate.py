@@ -343,7 +343,7 @@ class _Simulation:
                         )
                     )
             if fresh:
-                events.append(GroupSubmitted(now, f"{index}", tuple(fresh), sweep.terms()))
+                events.append(GroupSubmitted(now, f"{index}", tuple(fresh), sweep.terms(now)))
             self._groups.append(group)
             self._submitted.append(now)
             self._finished.append(now)

@@ -30,6 +30,7 @@ class WorkloadResult:
         arrived: when its first group was submitted.
         finished: when its last trial ended.
         trials: trials requested, each counted once.
+        deadline: by when it was to have ended, from its arrival, of steps the first; ``None`` for no deadline.
     """
 
     name: str
@@ -37,11 +38,17 @@ class WorkloadResult:
     arrived: float
     finished: float
     trials: int
+    deadline: float | None = None
 
     @property
     def completion(self) -> float:
         """Seconds from its arrival to its end."""
         return self.finished - self.arrived
+
+    @property
+    def met(self) -> bool | None:
+        """Whether it met its deadline; ``None`` if it has none."""
+        return None if self.deadline is None else self.completion <= self.deadline * (1.0 + 1e-9)
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ class Sweep:
         self.fused_key = None if scenario.fused is None else _FUSED if place == 0 else f"{_FUSED} {place + 1}"
         self.ids: dict[int, str] = {}
         self.finished = workload.at
+        self._due = workload.due
         self._prefix = f"{self.name}-trial" if scenario.workloads else "trial"
         self._to_come = workload.trials if scenario.workloads and workload.algorithm == "asha" else None
 
@@ -75,15 +76,21 @@ class Sweep:
         """The id of a trial that was not requested before."""
         return f"{self._prefix}-{trial}"
 
-    def terms(self) -> GroupTerms:
-        """The terms of its next group; the first one says how many trials will come, where groups follow it."""
+    def terms(self, now: float) -> GroupTerms:
+        """The terms of its next group; the first one says how many trials will come, where groups follow it.
+
+        Args:
+            now: seconds since the start; its deadline counts from its arrival.
+        """
         workload, to_come = self.workload, self._to_come
         self._to_come = None if to_come is None else 0
-        return GroupTerms(self.owner, workload.priority, workload.preempt, to_come)
+        due = None if self._due is None else self._due.after(now - workload.at)
+        return GroupTerms(self.owner, workload.priority, workload.preempt, to_come, due, workload.weight)
 
     def result(self) -> WorkloadResult:
         """Its times."""
-        return WorkloadResult(self.name, self.owner, self.workload.at, self.finished, len(self.ids))
+        due = None if self._due is None else self._due.steps[0][0]
+        return WorkloadResult(self.name, self.owner, self.workload.at, self.finished, len(self.ids), due)
 
 
 def make_sweeps(scenario: Scenario) -> list[Sweep]:

@@ -107,6 +107,7 @@ class SweepLoop(TrialListener):
         self._asking.begin(executor.session.hold)
         budget_s = self.plan.time_budget_s
         self._deadline = None if budget_s is None else self._clock.now() + budget_s
+        self.trials.due_at = None if self.plan.deadline_s is None else self._clock.now() + self.plan.deadline_s
         self._under_way.begin(executor)
         self._vain.begin(executor)
         if executor.session.joint is not None:

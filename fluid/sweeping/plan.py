@@ -33,23 +33,24 @@ class GroupOptions:
 
     Attributes:
         requires, owner: see :class:`fluid.TrialGroup`.
-        priority, preempt: see :meth:`fluid.FluidExecutor.submit_trialgroup`.
+        priority, preempt, weight: see :meth:`fluid.FluidExecutor.submit_trialgroup`.
     """
 
     requires: Requires | None = None
     owner: str | None = None
     priority: float = 1.0
     preempt: bool = False
+    weight: float = 1.0
 
     @classmethod
-    def checked(cls, requires: Any, owner: Any, priority: Any, preempt: Any) -> GroupOptions:
+    def checked(cls, requires: Any, owner: Any, priority: Any, preempt: Any, weight: Any) -> GroupOptions:
         """What the user gave, checked.
 
         Raises:
             InvalidFieldError: one cannot be used.
         """
-        terms = terms_of(TrialGroup(name="", requires=requires, owner=owner), priority, preempt)
-        return cls(requires, terms.owner, terms.priority, terms.preempt)
+        terms = terms_of(TrialGroup(name="", requires=requires, owner=owner), priority, preempt, weight=weight)
+        return cls(requires, terms.owner, terms.priority, terms.preempt, terms.weight)
 
 
 @dataclass(frozen=True, kw_only=True)

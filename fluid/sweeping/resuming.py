@@ -24,7 +24,7 @@ from fluid.sweeping.plan import GroupOptions
 from fluid.trialgroup import Trial, TrialState
 
 #: Terms of a group that a call gives.
-_TERMS = ("owner", "priority", "preempt")
+_TERMS = ("owner", "priority", "preempt", "weight")
 _OVER = {state.value for state in TrialState if state.ended}
 
 

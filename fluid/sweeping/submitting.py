@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
@@ -23,6 +24,8 @@ from fluid.trialgroup import Submission, Trial, TrialGroup, TrialState
 
 #: Seconds to wait at most until trials that have left their devices to rest are saved.
 _SAVED_S = 25.0
+#: Seconds until a deadline at least: the first config may take longer than all there was.
+_LEAST_S = 1e-3
 
 
 class SweepTrials:
@@ -40,6 +43,7 @@ class SweepTrials:
         open: how many run, or wait for a device, also of those that rest.
         resting: ids of those that go on only in a session that resumes this one, and had not ended by themselves.
         refused: ids of trials that were to be extended although they had ended by themselves.
+        due_at: when their group is to have ended, on the session's clock; ``None`` for no deadline.
     """
 
     executor: FluidExecutor
@@ -53,6 +57,7 @@ class SweepTrials:
         self.open = 0
         self.resting: set[str] = set()
         self.refused: list[str] = []
+        self.due_at: float | None = None
         #: When all that are to rest had left their devices; ``None`` before.
         self._rested_at: float | None = None
         #: The trainable as it is at the start of the sweep, whose trials are submitted in steps.
@@ -135,9 +140,10 @@ class SweepTrials:
                 owner=said.owner,
                 submission=self._submission,
             )
-            self.handle = self.executor.submit_trialgroup(
-                group, self._listener, priority=said.priority, preempt=said.preempt
-            )
+            terms: dict[str, Any] = {"priority": said.priority, "preempt": said.preempt, "weight": said.weight}
+            if self.due_at is not None:
+                terms["deadline"] = max(_LEAST_S, self.due_at - self.executor.session.clock.now())
+            self.handle = self.executor.submit_trialgroup(group, self._listener, **terms)
         else:
             self.handle.add(*trials)
 

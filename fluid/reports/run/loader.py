@@ -303,7 +303,7 @@ def _stories(
         name_of=lambda trial: shown_as[trial][1].shown_id if trial in shown_as else trial,
         log_of=lambda trial: os.path.join(trial_folder(str(path), trial), "output.log"),
         searched=lambda trial: trial in shown_as and shown_as[trial][0].search is not None,
-        owner_of=lambda trial: shown_as[trial][0].owner_name if trial in shown_as else "",
+        owner_of=lambda trial: shown_as[trial][0].owner_words if trial in shown_as else "",
     )
     found: dict[tuple[str, str], list[StoryLine]] = {}
     wanted = [

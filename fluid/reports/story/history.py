@@ -184,6 +184,8 @@ class RunHistory:
 
     Attributes:
         of_trial: the entries that name a trial, by submitted trial.
+        group_of: the group of each submitted trial.
+        lateness: how groups stood with regard to their deadlines, in order, by group.
         stays, waits: by submitted trial, in order.
         measured: by profile key, in order, those of all device models.
         key_of: the profile key of each submitted trial.
@@ -203,6 +205,8 @@ class RunHistory:
         self.of_trial: dict[str, list[Entry]] = {}
         self.stays: dict[str, list[Stay]] = {}
         self.waits: dict[str, list[Wait]] = {}
+        self.lateness: dict[str, list[Entry]] = {}
+        self.group_of: dict[str, str] = {}
         self.measured: dict[str, list[Measured]] = {}
         self.key_of: dict[str, str] = {}
         self.start = self.end = self.zero = 0.0
@@ -244,6 +248,7 @@ class RunHistory:
             "DeviceDraining": self._draining,
             "SessionDraining": self._draining,
             "ReportEnd": self._ended,
+            "NoteLateness": self._stands,
         }
         self._clock = done.clock() if done.by_trial else None
         self.zero = done.origin
@@ -353,7 +358,9 @@ class RunHistory:
         self.drained.setdefault(None if device is None else int(device), entry.at)
 
     def _submitted(self, entry: Entry) -> None:
+        group = str(entry.fields["group_id"])
         for spec in entry.fields["trials"]:
+            self.group_of[str(spec["trial_id"])] = group
             self._begin(str(spec["trial_id"]), spec, entry)
 
     def _recovered(self, entry: Entry) -> None:
@@ -361,6 +368,7 @@ class RunHistory:
         self.drained.pop(None, None)
         for history in entry.fields["trials"]:
             trial = str(history["trial"]["trial_id"])
+            self.group_of[trial] = str(entry.fields["group_id"])
             self._leave(trial, entry.at)
             self._end_wait(trial, entry.at)
             fields = {name: history.get(name) for name in ("reported", "checkpoint", "ended", "budget", "paused")}
@@ -413,6 +421,9 @@ class RunHistory:
                 wait.reasons = [known for known in wait.reasons if known.at > wait.start]
         for wait in in_line.values():
             wait.reasons.append(reason)
+
+    def _stands(self, entry: Entry) -> None:
+        self.lateness.setdefault(str(entry.fields["group_id"]), []).append(entry)
 
     def _queued(self, entry: Entry) -> None:
         trial = str(entry.fields["trial_id"])

@@ -40,6 +40,8 @@ _FAILED = {
     "timeout": "ran into its time limit",
     "no_device": "had no device left that could run it",
 }
+#: What becomes of trials of a group that cannot meet its deadline.
+_BEHIND = "its trials give way to those of groups that can meet theirs"
 _OUTCOMES = {
     "DONE": "ended it as done",
     "STOPPED": "stopped it early",
@@ -128,12 +130,22 @@ class _Story:
         for wait in self._history.waits.get(self._trial, ()):
             found += _told(waits.line, wait)
         found += fusing_ended(self._history, self._trial, self._iterations)
+        found += self._stands()
         found += self._ran(found)
         # What waits and iterations began at the same time as an entry follows it.
         found.sort(key=lambda line: line.at)
         if not self._ended and self._entries:
             found.append(self._unfinished())
         return found
+
+    def _stands(self) -> list[StoryLine]:
+        """How its group stood with regard to its deadline, until the trial ended."""
+        group = self._history.group_of.get(self._trial, "")
+        if not self._entries or not (notes := self._history.lateness.get(group)):
+            return []
+        ends = [entry.at for entry in self._entries if entry.what == "ReportEnd"]
+        last = ends[-1] if ends else math.inf
+        return [line for note in notes if self._entries[0].at <= note.at < last for line in _told(_lateness, note)]
 
     # -- submitted, resumed, extended ----------------------------------------------------------------------
 
@@ -383,6 +395,20 @@ class _Story:
         stays = self._history.stays.get(self._trial, [])
         held = f", and held {self._named(stays[-1].devices)}" if stays and math.isinf(stays[-1].end) else ""
         return StoryLine(at, "unfinished", f"had not ended when the journal was read{held}")
+
+
+def _lateness(entry: Entry) -> StoryLine:
+    """How a group stood with regard to its deadline."""
+    due, odds, earliest = (entry.fields.get(name) for name in ("due_s", "odds", "earliest_s"))
+    facts = {"due_s": due, "odds": odds, "earliest_s": earliest}
+    if entry.fields.get("missed"):
+        return StoryLine(entry.at, "deadline", f"its group missed its deadline; {_BEHIND}", facts)
+    text = f"the deadline of its group, in {duration(float(entry.fields['due_s']))}, "
+    if entry.fields.get("can_be_met") is False:
+        first = "" if earliest is None else f": if the group came first, it would end in {duration(float(earliest))}"
+        return StoryLine(entry.at, "deadline", f"{text}cannot be met{first}; {_BEHIND}", facts)
+    text += f"is met with {float(entry.fields['odds']):.0%} in the present order"
+    return StoryLine(entry.at, "deadline", text, facts)
 
 
 def _told(teller: Callable[[T], StoryLine | None], about: T) -> list[StoryLine]:

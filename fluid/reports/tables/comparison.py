@@ -234,20 +234,28 @@ def policy_tables(results: Sequence[SimulationResult], title: str) -> Group:
     means = durations([result.mean_completion for result in results])
     longest = durations([max(workload.completion for workload in result.workloads) for result in results])
     makespans = durations([result.makespan for result in results])
-    policies = _workload_table(("policy", "mean completion", "longest", "makespan", "busy"))
-    for label, mean, most, makespan, result, is_best in zip(
-        labels, means, longest, makespans, results, best, strict=True
+    met = [[workload.met for workload in result.workloads if workload.met is not None] for result in results]
+    headers = ("policy", "mean completion", "longest", "makespan", "busy", *(["deadlines met"] if met[0] else []))
+    policies = _workload_table(headers)
+    for place, (label, mean, most, makespan, result, is_best) in enumerate(
+        zip(labels, means, longest, makespans, results, best, strict=True)
     ):
         mark = "*" if is_best else " "
-        row = (label, f"{mean} {mark}", most, makespan, percent(result.utilisation))
+        of_all = [f"{sum(met[place])} of {len(met[place])}"] if met[0] else []
+        row = (label, f"{mean} {mark}", most, makespan, percent(result.utilisation), *of_all)
         policies.add_row(*row, style=_BEST if is_best else "")
     first = results[0].workloads
-    workloads = _workload_table(("workload", "owner", "trials", "arrived", *labels))
+    due = durations([workload.deadline for workload in first if workload.deadline is not None])
+    workloads = _workload_table(("workload", "owner", "trials", "arrived", *(["deadline"] if due else []), *labels))
     arrived = durations([workload.arrived for workload in first])
     taken = [durations([workload.completion for workload in result.workloads]) for result in results]
     for place, workload in enumerate(first):
-        times = (column[place] for column in taken)
-        workloads.add_row(workload.name, workload.owner, str(workload.trials), arrived[place], *times)
+        times = [
+            column[place] + (" late" if result.workloads[place].met is False else "")
+            for column, result in zip(taken, results, strict=True)
+        ]
+        by = [("" if workload.deadline is None else due.pop(0))] if met[0] else []
+        workloads.add_row(workload.name, workload.owner, str(workload.trials), arrived[place], *by, *times)
     tables: list[Any] = [Text(title, style="bold"), policies, workloads]
     of_owner = [result.mean_completions for result in results]
     if 1 < len(of_owner[0]) < len(first):
@@ -274,6 +282,7 @@ def policies_as_json(results: Sequence[SimulationResult]) -> dict[str, Any]:
                 "arrived_s": workload.arrived,
                 "completion_s": workload.completion,
                 "trials": workload.trials,
+                **({} if workload.met is None else {"deadline_s": workload.deadline, "deadline_met": workload.met}),
             }
             for workload in result.workloads
         ]

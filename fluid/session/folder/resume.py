@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from msgspec import structs
 
+from fluid._clock import wall_seconds
 from fluid._logs import logger_of
 from fluid.backends.hosts import memory as host_memory
 from fluid.backends.hosts.folders import HERE
@@ -193,7 +194,9 @@ class LeftSession:
                     found = history.checkpoint if spec.can_save else None
                     renewed = structs.replace(spec, budget=history.trial.budget)
                     histories[trial_id] = structs.replace(history, checkpoint=found, trial=renewed)
-        recovered = replace(self.recovered, groups=groups)
+        now = wall_seconds()
+        terms = {group_id: group.line.terms_left(now) for group_id, group in self.groups.items()}
+        recovered = replace(self.recovered, groups=groups, terms=terms)
         return recovered.events(at, lambda checkpoint: os.path.exists(checkpoint.path))
 
     @property
@@ -564,8 +567,7 @@ def _groups(
     groups: dict[str, LeftGroup] = {}
     for group_id in dict.fromkeys([*recovered.groups, *(trial.group_id for trial in stored.values())]):
         line = written.groups.get(group_id, GroupLine(group_id))
-        terms = recovered.terms.setdefault(group_id, line.terms)
-        groups[group_id] = LeftGroup(replace(line, terms=terms))
+        groups[group_id] = LeftGroup(line.with_terms(recovered.terms.get(group_id)))
     for trial in stored.values():
         group = groups[trial.group_id]
         group.trials[trial.trial_id] = trials[trial.trial_id]

@@ -30,7 +30,7 @@ from fluid.planners.instance import EndDistribution
 from fluid.policies.engine import EngineState
 from fluid.session.facts import DeadlineInForce, GoalStatus, SweepInTime
 from fluid.session.scaling.held import HeldDevices
-from fluid.session.scaling.last_iterations import Foresight
+from fluid.session.scaling.in_time import LOOK_COSTS, LOOKS_S, InTime
 from fluid.sizing.goals import Goals, format_duration
 from fluid.sizing.held_time import HeldTime
 from fluid.sizing.in_turn import in_turn
@@ -43,18 +43,12 @@ GroupEndOn = Callable[[str, int], EndDistribution | None]
 
 #: Seconds between two decisions, at least: at most so many, and so large a share of the deadline.
 _PAUSE_S, _PAUSE_SHARE = 1.0, 0.005
-#: The next decision comes after so many times the seconds that one took, so that they take 2 % of the thread.
-_PAUSE_COSTS = 50.0
 #: Without a departure it is decided again after so large a share of the time left, in seconds within these bounds.
 _LOOK_SHARE, _LOOK_S = 0.02, (1.0, 30.0)
 #: Seconds without any unfinished trial until devices are given back: a submitter may be about to answer.
 _IDLE_S = 5.0
 #: All is drained before the end by at most that share of the deadline.
 _SAVE_SHARE = 0.25
-#: Seconds between two looks at what can still end in time, at least.
-_LOOKS_S = 0.05
-#: And after so large a share of the time left, at most.
-_LOOKS_SHARE = 0.1
 #: Seconds between two looks at the costs for ``session.json``.
 _FACTS_S = 30.0
 #: Why trials rest that do not go on in this session before its end.
@@ -62,6 +56,8 @@ _LEFT = (SET_ASIDE, OFFERED, ELSEWHERE)
 #: A deadline that cannot be met is told of again if the earliest end has moved by so large a share of the deadline, and
 #: a budget that does not suffice if the expected cost has moved by so large a share of the budget.
 _TOLD_AGAIN = 0.25
+#: A sweep's deadline and that of its group are the same, but for what it took to begin.
+_ABOUT = 0.01
 #: A budget is said not to suffice if so large a share of it is missing, as expected costs have errors.
 _MISSING = 0.05
 
@@ -80,6 +76,8 @@ class DeviceSizing:
     Attributes:
         held: the devices.
         end_on: forecasts groups; set once, by the session.
+        due_of: when a group is to have ended, seconds on the clock of the events; ``None`` without a deadline of its
+            own. Set once, by the session.
     """
 
     def __init__(
@@ -95,6 +93,7 @@ class DeviceSizing:
         self._time = HeldTime()
         self.held = HeldDevices(state, backend, handle)
         self.end_on: GroupEndOn = lambda group_id, devices: None
+        self.due_of: Callable[[str], float | None] = lambda group_id: None
         self._state = state
         self._backend = backend
         self._handle = handle
@@ -105,11 +104,13 @@ class DeviceSizing:
         if goals.deadline_s is not None:
             self._deadlines.append(DeadlineInForce(began + goals.deadline_s, goals.deadline_s))
         self._sizing: Sizing | None = None
+        #: The deadline that it follows from.
+        self._sized_for: DeadlineInForce | None = None
         #: Whether something has changed since the latest decision, when that was, and how many seconds it took.
         self._is_stale = True
         self._decided_at = -math.inf
         self._took_s = 0.0
-        self._foresight = Foresight(state, goals.odds)
+        self._in_time = InTime(state, backend.now, goals.odds)
         #: When to look at what the session can still end in time.
         self._look_at = -math.inf
         self._idle_since: float | None = None
@@ -155,7 +156,7 @@ class DeviceSizing:
     def status(self, now: float) -> GoalStatus:
         """How it stands."""
         held = self._time.device_seconds(now)
-        due, sizing = self._due, self._sizing
+        due, sizing = self._sized_for if self._sized_for in self._deadlines else self._due, self._sizing
         aged = max(0.0, now - self._decided_at) if sizing is not None else 0.0
         earliest = None if sizing is None or sizing.earliest_s is None else max(0.0, sizing.earliest_s - aged)
         return GoalStatus(
@@ -229,26 +230,19 @@ class DeviceSizing:
         due = self._due
         pause = _PAUSE_S if due is None else min(_PAUSE_S, _PAUSE_SHARE * due.seconds)
         if self._is_stale:
-            return self._decided_at + max(pause, _PAUSE_COSTS * self._took_s)
+            return self._decided_at + max(pause, LOOK_COSTS * self._took_s)
         left = _LOOK_S[1] / _LOOK_SHARE if due is None else due.at - self._decided_at
         look = min(max(_LOOK_SHARE * left, _LOOK_S[0], pause), _LOOK_S[1])
-        return self._decided_at + max(look, _PAUSE_COSTS * self._took_s)
+        return self._decided_at + max(look, LOOK_COSTS * self._took_s)
 
     def _decide(self, now: float, groups: Sequence[str]) -> None:
         """Decides how many devices to hold, and applies it."""
-        due, held = self._due, len(self._state.occupancy)
+        held, spent = len(self._state.occupancy), self._time.device_seconds(now)
         self._decided_at, self._is_stale = now, False
-        goals = replace(self._goals, deadline=None if due is None else due.at - self._began)
-        sizer = Sizer(goals, self.held.most, provision_s=self.held.provision_s)
-        spent = self._time.device_seconds(now)
-
-        def end_on(devices: int) -> EndDistribution | None:
-            return in_turn([self.end_on(group_id, devices) for group_id in groups])
-
-        sizing = sizer.decide(
-            now - self._began, held, end_on, self._useful(), asked=self.held.asked, spent_device_s=spent
-        )
-        before, self._sizing = self._sizing, sizing
+        dues: list[DeadlineInForce | None] = [*sorted(self._deadlines, key=lambda deadline: deadline.at)] or [None]
+        sizings = [(self._sizing_for(due, self._before(due, groups), now, held, spent), due) for due in dues]
+        before = self._sizing
+        self._sizing, self._sized_for = sizing, _ = max(sizings, key=lambda each: each[0].devices)
         self._took_s = self._backend.now() - now
         if groups:
             self._tell(sizing, now)
@@ -257,6 +251,26 @@ class DeviceSizing:
         if before is None or before.devices != sizing.devices:
             odds = "" if sizing.odds is None else f"; the deadline is met with {sizing.odds:.0%}"
             _log.info("%d devices are to be held, and %d were%s", sizing.devices, held, odds)
+
+    def _sizing_for(
+        self, due: DeadlineInForce | None, groups: Sequence[str], now: float, held: int, spent: float
+    ) -> Sizing:
+        goals = replace(self._goals, deadline=None if due is None else due.at - self._began)
+        sizer = Sizer(goals, self.held.most, provision_s=self.held.provision_s)
+
+        def end_on(devices: int) -> EndDistribution | None:
+            return in_turn([self.end_on(group_id, devices) for group_id in groups])
+
+        return sizer.decide(
+            now - self._began, held, end_on, self._useful(), asked=self.held.asked, spent_device_s=spent
+        )
+
+    def _before(self, due: DeadlineInForce | None, groups: Sequence[str]) -> Sequence[str]:
+        """The groups that run before a deadline: all but those that are to have ended later."""
+        if due is None or due.sweep is None:
+            return groups
+        latest = due.at + _ABOUT * due.seconds
+        return [group_id for group_id in groups if (by := self.due_of(group_id)) is None or by <= latest]
 
     def _useful(self) -> int:
         """Devices that the trials which run or wait could use at most."""
@@ -267,9 +281,9 @@ class DeviceSizing:
 
     def _tell(self, sizing: Sizing, now: float) -> None:
         """Warns the user at once if a deadline cannot be met."""
-        due = self._due
-        if due is None or sizing.meets is None:
-            return
+        due = self._sized_for
+        if due is None or due.sweep is not None or sizing.meets is None:
+            return  # Of a sweep's own deadline, that of its group tells.
         if sizing.meets:
             if self._warned is not None and self._warned[0] is due:
                 _log.warning("the deadline in %s can be met after all", format_duration(due.at - now))
@@ -311,28 +325,10 @@ class DeviceSizing:
     def _look(self, now: float) -> float:
         """Ends, before each deadline and before the money ends, what cannot end by it; returns when to look again."""
         for deadline in list(self._deadlines):
-            if deadline.sweep is not None and now >= deadline.look_at:
-                deadline.look_at = self._look_at_sweep(deadline, deadline.sweep, now)
+            self._in_time.look(deadline, now)
         if now >= self._look_at:
             self._look_at = self._look_at_session(now)
         return min([self._look_at, *(deadline.look_at for deadline in self._deadlines if deadline.sweep is not None)])
-
-    def _look_at_sweep(self, deadline: DeadlineInForce, sweep: SweepInTime, now: float) -> float:
-        if now >= deadline.at:
-            sweep.close(deadline.reason, ())
-            return math.inf
-        trials = [trial for name in sweep.open_trials() if (trial := self._state.trials.get(name)) is not None]
-        found = self._foresight.until(deadline.at, now, trials, saves=False)
-        if found.last:
-            sweep.cut(deadline.reason, found.last)
-        # From then on, no trial that the sweep may still start would complete an iteration.
-        if found.soonest_s < math.inf:
-            deadline.soonest_s = found.soonest_s
-        known = deadline.soonest_s < math.inf
-        closes_at = math.nextafter(deadline.at - deadline.soonest_s, math.inf) if known else math.inf
-        if now >= closes_at and not found.wait:
-            sweep.close(deadline.reason, found.run_on)
-        return self._again(now, min(found.next_at, closes_at if now < closes_at else math.inf), deadline.at)
 
     def _look_at_session(self, now: float) -> float:
         end_at, reason = self._ends_at()
@@ -341,7 +337,7 @@ class DeviceSizing:
         state, spare_s = self._state, self._spare_s()
         rows = [row for row in (*state.occupancy.held, *state.queue) if row in state.trials.by_row]
         trials = [*map(state.trials.by_row.__getitem__, rows), *state.arrivals]
-        found = self._foresight.until(end_at, now, trials, saves=True)
+        found = self._in_time.foresight.until(end_at, now, trials, saves=True)
         is_over, told = now >= end_at - spare_s, [*found.last, *found.too_late]
         if (is_over or told) and self._lasts_longer(now):
             return now
@@ -350,12 +346,7 @@ class DeviceSizing:
         if is_over or not (found.run_on or found.wait or self._may_go_on()):
             self._end_session(reason, max(spare_s, end_at - now))
             return math.inf
-        return self._again(now, found.next_at, end_at - spare_s)
-
-    def _again(self, now: float, at: float, end_at: float) -> float:
-        """When to look again: also long before it matters, as paces change; looks take a small share of the thread."""
-        soonest = now + max(_LOOKS_S, _PAUSE_COSTS * (self._backend.now() - now))
-        return min(max(soonest, min(at, now + _LOOKS_SHARE * (end_at - now))), max(end_at, now))
+        return self._in_time.again(now, found.next_at, end_at - spare_s)
 
     def _ends_at(self) -> tuple[float, str]:
         """When the session is to be over, and why."""
@@ -371,7 +362,7 @@ class DeviceSizing:
         if self._goals.budget_usd is None or now < self._decided_at + _PAUSE_S:
             return False
         self._decide(now, [group_id for group_id, group in self._state.groups.items() if group.open])
-        return self._ends_at()[0] > before + _LOOKS_S
+        return self._ends_at()[0] > before + LOOKS_S
 
     def _may_go_on(self) -> bool:
         """Whether a trial is about to leave its devices, or the user has paused one: the end is not yet known."""
@@ -384,7 +375,7 @@ class DeviceSizing:
         """Seconds before the end at which all is drained: what rests is saved by then."""
         keys = {trial.spec.profile_key: trial for trial in self._state.trials.values()}
         shortest = min([deadline.seconds for deadline in self._deadlines], default=math.inf)
-        return min(self._foresight.save_s(keys.values()), _SAVE_SHARE * shortest)
+        return min(self._in_time.foresight.save_s(keys.values()), _SAVE_SHARE * shortest)
 
     def _end_session(self, reason: str, seconds: float) -> None:
         self._is_over = True
