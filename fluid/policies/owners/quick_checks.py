@@ -91,23 +91,24 @@ class QuickChecks(Policy):
         for pair, row in list(self._unknown.items()):
             if pair in self._served:
                 continue
-            trial = core.trials.by_row.get(row)
+            trial = core.trials.by_row.get(row) if row in core.queue else None
+            if trial is None and row not in core.occupancy.held:
+                trial = self._another(pair)  # The one that was noted is gone, or rests.
             if trial is not None and core.estimates.is_measured(trial):
                 del self._unknown[pair]
-            elif row not in core.queue and row not in core.occupancy.held:
-                self._find_another(pair)
-            elif row in core.queue and trial is not None and self._may_have_one(trial):
+            elif trial is not None and self._may_have_one(trial):
                 found.append(trial)
         return sorted(found, key=lambda trial: (-trial.group_priority, trial.row))
 
-    def _find_another(self, pair: tuple[int, str]) -> None:
-        """Notes another trial of an owner and a profile key, as the one that was noted is gone, or rests."""
+    def _another(self, pair: tuple[int, str]) -> TrialRecord | None:
+        """Notes another waiting trial of an owner and a profile key; forgets these if there is none."""
         trials = map(self._core.trials.by_row.__getitem__, self._core.queue)
-        row = next((each.row for each in trials if (each.owner, each.spec.profile_key) == pair), None)
-        if row is None:
+        trial = next((each for each in trials if (each.owner, each.spec.profile_key) == pair), None)
+        if trial is None:
             del self._unknown[pair]
         else:
-            self._unknown[pair] = row
+            self._unknown[pair] = trial.row
+        return trial
 
     @staticmethod
     def _may_have_one(trial: TrialRecord) -> bool:
@@ -231,9 +232,9 @@ class QuickChecks(Policy):
 
     def placed(self, trial: TrialRecord) -> None:
         """A trial for which a device was cleared begins there, with one iteration; elsewhere it needs no quantum."""
-        clearing = self._cleared.pop(trial.row, None)
+        clearing = self._cleared.get(trial.row)
         if clearing is not None and self._core.occupancy.held[trial.row] == (clearing.device,):
-            self._running[trial.row] = clearing
+            self._running[trial.row] = self._cleared.pop(trial.row)
             self._core.stepping.add(trial.row)
             self._account.begin(trial.row, self._core.now)
 
