@@ -265,6 +265,7 @@ class SessionState:
         policies: the features beside the core.
         drained: whether the session was told to drain, so that no trial starts any more.
         stepwise: whether lanes are told to run one iteration at a time, as others wait for their turn.
+        stepping: rows of trials on devices of which this holds alone, whatever others do.
         changed: whether devices or trials came or went, so that queued trials may fit now.
         now: time of the latest event, seconds.
     """
@@ -294,6 +295,7 @@ class SessionState:
     given_up: dict[int, str] = field(default_factory=dict)
     drained: bool = False
     stepwise: bool = False
+    stepping: set[int] = field(default_factory=set)
     changed: bool = False
     now: float = 0.0
 
@@ -389,6 +391,7 @@ class SessionState:
             left(trial)
         self.watching.released(trial)
         self.resizing.pop(trial.row, None)
+        self.stepping.discard(trial.row)
         self.clearing.pop(trial.row, None)  # Its deadline, if it has one, finds it gone.
         place.lanes, place.launched = (), False
         place.move = place.preemption = None
@@ -472,7 +475,8 @@ class SessionState:
 
     def limit_of(self, trial: TrialRecord) -> int:
         """Iteration up to which a trial's lanes may be told to run now."""
-        return min(trial.limit, trial.progress.done + 1) if self.stepwise else trial.limit
+        steps = self.stepwise or trial.row in self.stepping
+        return min(trial.limit, trial.progress.done + 1) if steps else trial.limit
 
     def top_up(self, trial: TrialRecord) -> None:
         """Tells the lanes of a running trial about iterations that they were not told about yet."""

@@ -38,6 +38,7 @@ from fluid.policies.isolation import CleanUps
 from fluid.policies.owners.lateness import GroupLateness
 from fluid.policies.owners.owners import OpenJobs, Owners
 from fluid.policies.owners.pauses import DeadlinePauses
+from fluid.policies.owners.quick_checks import QuickChecks
 from fluid.policies.owners.shares import DEFAULT_GROUP_POLICY, GROUP_POLICIES, GroupShares
 from fluid.policies.owners.transfers import Transfers
 from fluid.policies.preemption import Preemptions
@@ -160,6 +161,7 @@ class EngineState(Engine):
         self.gangs = Reservations(trials, occupancy, estimates, queue)
         self.admission = Admitting(trials, queue, occupancy, estimates, allocations.work)
         self.urgency = Urgency(core, self._lifecycle)
+        self.quick_checks = QuickChecks(core, self._lifecycle, shares)
         self.overpacking = Overpacking(core, table)
         self.spares = SpareLanes(core, require_integer("spare_lanes", spare_lanes, at_least=0))
         self.checkpoints = CheckpointValues(core)
@@ -180,6 +182,8 @@ class EngineState(Engine):
                 self.urgency,
                 self.gangs,
                 self.admission,
+                # Then one is cleared for one iteration of what nothing is known of; in rounds, that comes first anyway.
+                *([] if in_rounds else [self.quick_checks]),
                 # Trials advance in rounds once all that fits has started.
                 *([Rotation(core, self._lifecycle, self._residency)] if in_rounds else []),
                 # What trials take is predicted before they get a group to be fused with.
@@ -190,7 +194,7 @@ class EngineState(Engine):
                 Rebalancing(core, table, moves=moves),
                 # Then devices change hands between owners, for deadlines first, and last within one's own trials.
                 DeadlinePauses(core, shares),
-                Transfers(core, shares, planner.preempts),
+                Transfers(core, shares),
                 Preemptions(core, planner.preempts),
                 Waits(core),
                 # At the end of the instant lanes are at hand for the next, and stores learn what checkpoints are worth.

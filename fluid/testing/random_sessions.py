@@ -81,11 +81,15 @@ def fingerprint(state: EngineState) -> str:
 _SPEEDS: dict[str | None, float] = {"NVIDIA A100-SXM4-80GB": 1.0, "Tesla T4": 0.3, None: 2.0}
 
 
+#: How profile keys begin of which nothing is known in any profile.
+_NEW = "new "
+
+
 class Known(Profile):
-    """A profile for which all is measured: packing and widening begin at once."""
+    """A profile for which all is measured but new keys: packing and widening begin at once."""
 
     def seconds_per_iteration(self, key: str, model: str | None = None) -> float | None:
-        return 0.1
+        return super().seconds_per_iteration(key, model) if key.startswith(_NEW) else 0.1
 
     def measured_packing(self, key: str, model: str | None = None) -> int:
         return 8
@@ -216,6 +220,8 @@ class RandomSession:
         self.isolations: random.Random | None = None
         #: draws deadlines and weights of groups; ``None`` for a session without them
         self.lateness: random.Random | None = None
+        #: Decides which trials have a profile key of which nothing is known; ``None`` if none have.
+        self.novelties: random.Random | None = None
         self.memory = rng.choice([None, 100.0])
         for _ in range(rng.choice([4, 6] if picky else [2, 3] if undivided else [3, 4] if sparse else [1, 2, 4])):
             self.add_device()
@@ -322,6 +328,8 @@ class RandomSession:
         )
         if self.isolations is not None and self.isolations.random() < 0.8:
             spec = structs.replace(spec, isolated=True, extends=self.isolations.choice([None, True, False]))
+        if self.novelties is not None and self.novelties.random() < 0.5:
+            spec = structs.replace(spec, profile_key=f"{_NEW}{self.novelties.randint(1, 6)}")
         self.backend.specs[spec.trial_id] = spec
         return spec
 
@@ -694,7 +702,13 @@ class RandomSession:
 
 
 def random_session(
-    seed: int, steps: int, share_of_turns: float = 0.3, *, with_deadlines: bool = False, **options: Any
+    seed: int,
+    steps: int,
+    share_of_turns: float = 0.3,
+    *,
+    with_deadlines: bool = False,
+    new_keys: bool = False,
+    **options: Any,
 ) -> RandomSession:
     """Plays a session of random steps, to its end.
 
@@ -703,18 +717,21 @@ def random_session(
         steps: before the session is brought to its end.
         share_of_turns: in so many of all sessions, trials take turns in lanes.
         with_deadlines: whether groups have deadlines and weights.
+        new_keys: whether trials come of which nothing is known, so that others make room for an iteration of them.
         options: of the engine.
 
     Raises:
         AssertionError: something is wrong; it names the seed, and the event.
     """
     try:
-        return _play(seed, steps, share_of_turns, with_deadlines, options)
+        return _play(seed, steps, share_of_turns, options, with_deadlines=with_deadlines, new_keys=new_keys)
     except Exception as error:
         raise AssertionError(f"session of seed {seed}: {error or repr(error)}") from error
 
 
-def _play(seed: int, steps: int, share_of_turns: float, with_deadlines: bool, options: dict[str, Any]) -> RandomSession:
+def _play(
+    seed: int, steps: int, share_of_turns: float, options: dict[str, Any], *, with_deadlines: bool, new_keys: bool
+) -> RandomSession:
     rng = random.Random(seed)
     wild = rng.random()
     chances = Chances(
@@ -748,6 +765,7 @@ def _play(seed: int, steps: int, share_of_turns: float, with_deadlines: bool, op
     urgencies = random.Random(f"urgent {seed}")
     session.urgencies = urgencies if urgencies.random() < 0.4 else None
     session.lateness = random.Random(f"deadlines {seed}") if with_deadlines else None
+    session.novelties = random.Random(f"new keys {seed}") if new_keys else None
     isolations = random.Random(f"isolated {seed}")
     session.isolations = isolations if isolations.random() < 0.7 else None
     if session.isolations is not None:

@@ -369,6 +369,11 @@ class GroupShares:
         there = self._occupancy.residents.keys()
         self._shares = {job: share.intersection(there) for job, share in self._shares.items()}
 
+    def rank_anew(self) -> None:
+        """Ranks owners by what is known now, as that of an owner's work was a guess before."""
+        self._ranked = None if self._ranked is None else (-1, -1)
+        self.update()
+
     def update(self, arriving: Sequence[TrialRecord] = ()) -> None:
         """Ranks owners, and shares devices out among their jobs, if something has changed.
 

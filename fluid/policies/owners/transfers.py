@@ -93,13 +93,11 @@ class Transfers(Policy):
     Args:
         core: the state of the session.
         shares: whose trials get which devices first.
-        wanted: whether the planner preempts.
     """
 
-    def __init__(self, core: SessionState, shares: GroupShares, wanted: bool) -> None:
+    def __init__(self, core: SessionState, shares: GroupShares) -> None:
         self._core = core
         self._shares = shares
-        self._wanted = wanted
         #: row -> how often a trial has made room.
         self._times: dict[int, int] = {}
 
@@ -115,10 +113,9 @@ class Transfers(Policy):
         """The transfers to make now, at most one for each line of the queue, and one for each trial and device."""
         core = self._core
         if (
-            not self._wanted
-            or not core.queue
+            not core.queue
             or core.resizing
-            or self._shares.policy != "irs"
+            or self._shares.policy == "fifo"  # an explicit wish for the order of arrival
             or not self._shares.ranks
         ):
             return []

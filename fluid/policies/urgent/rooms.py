@@ -252,7 +252,7 @@ class UrgentRooms:
             if device not in core.occupancy.residents or core.occupancy.is_closed(device) or device in self._joining:
                 return False
         there = (core.trials.by_row.get(row) for some in rows for row in some)
-        return self.residents_of(devices) == rows and any(trial is not None and _leaves(trial) for trial in there)
+        return self.residents_of(devices) == rows and any(trial is not None and leaves(trial) for trial in there)
 
     def give_up(self, trial: TrialRecord, devices: Sequence[int]) -> None:
         """Notes that a trial still waits though devices were cleared for it, if nothing is pending there any more.
@@ -261,10 +261,10 @@ class UrgentRooms:
         """
         core = self._core
         there = [device for device in devices if device in core.occupancy.residents]
-        if not there or any(self._is_pending(device) for device in there):
+        if not there or any(is_pending(self._core, device) for device in there):
             return
         holders = [core.trials.by_row.get(row) for device in there for row in core.occupancy.residents[device]]
-        if any(other is None or _leaves(other) or other.group_priority >= trial.group_priority for other in holders):
+        if any(other is None or leaves(other) or other.group_priority >= trial.group_priority for other in holders):
             return
         self._vain.setdefault(trial.row, set()).update(there)
 
@@ -315,7 +315,7 @@ class UrgentRooms:
             need=0.0 if need is None else need.peak_bytes if peaks is None else need.persistent_bytes,
             free=free,
             kept=kept,
-            pending=self._is_pending(device),
+            pending=is_pending(self._core, device),
             cap=occupancy.caps.get(device, float("inf")),
             host=occupancy.device(device).host,
             peaks=peaks,
@@ -343,10 +343,8 @@ class UrgentRooms:
         known = core.memory.usable_bytes(device) is not None and all(
             core.memory.need_of(each) is not None for each in core.occupancy.residents[device]
         )
-        estimates, place = core.estimates, other.placement
-        begun = place.since if place.iterates else core.now
-        stretch = estimates.stretch(other) if place.move is None else 1.0
-        step = estimates.pace(other) * stretch
+        estimates = core.estimates
+        stretch = estimates.stretch(other) if other.placement.move is None else 1.0
         size = need.peak_bytes if known and need is not None else 1.0 / count
         size *= len(core.occupancy.held[row])
         in_turns = core.occupancy.groups.take_turns(device)
@@ -357,9 +355,9 @@ class UrgentRooms:
             freed=0.0 if need is None or in_turns else need.peak_bytes - need.persistent_bytes,
             state=0.0 if need is None or not other.spec.can_save else need.persistent_bytes,
             most=residents_at(other.width),
-            wait=0.0 if other.state is TrialState.STARTING else max(0.0, begun + step - core.now),
+            wait=0.0 if other.state is TrialState.STARTING else iteration_left(core, other),
             yields=self.may_pause(other, trial),
-            leaves=_leaves(other),
+            leaves=leaves(other),
             shares=_agree(other, trial) and other.trial_id not in held_lane,
         )
 
@@ -387,15 +385,23 @@ class UrgentRooms:
                 kept += size
         return free, kept
 
-    def _is_pending(self, device: int) -> bool:
-        """Whether states are about to leave a device, or lanes to be rid of a trial."""
-        core = self._core
-        if any(lane.draining or lane.dismissed for lane in core.lanes.on(device)):
-            return True
-        return any(core.trials[trial_id].residence.saving for _, trial_id in core.lanes.kept_on(device))
+
+def is_pending(core: SessionState, device: int) -> bool:
+    """Whether states are about to leave a device, or lanes to be rid of a trial."""
+    if any(lane.draining or lane.dismissed for lane in core.lanes.on(device)):
+        return True
+    return any(core.trials[trial_id].residence.saving for _, trial_id in core.lanes.kept_on(device))
 
 
-def _leaves(trial: TrialRecord) -> bool:
+def iteration_left(core: SessionState, trial: TrialRecord) -> float:
+    """Predicted seconds until a trial on a device has ended the iteration that it runs, or begins with."""
+    estimates, place = core.estimates, trial.placement
+    begun = place.since if place.iterates else core.now
+    step = estimates.pace(trial) * (estimates.stretch(trial) if place.move is None else 1.0)
+    return max(0.0, begun + step - core.now)
+
+
+def leaves(trial: TrialRecord) -> bool:
     """Whether a trial on a device was told to leave it."""
     return trial.placement.preemption is not None or trial.state is TrialState.STOPPING
 
