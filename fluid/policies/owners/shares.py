@@ -329,6 +329,7 @@ class GroupShares:
 
     def owner(self, terms: GroupTerms) -> int:
         """The number of a new group's owner, which is the group itself if it names none."""
+        self._kinds.supply.begin(self._occupancy.now)
         return self._owners.number(terms)
 
     def job(self, owner: int, terms: GroupTerms, spec: TrialSpec) -> int:
@@ -347,9 +348,9 @@ class GroupShares:
         """What the trials of a job have in common."""
         return self._owners.jobs[job]
 
-    def forget_devices(self) -> None:
-        """Has to be called when devices came or went."""
-        self._kinds.forget_devices()
+    def forget_devices(self, changed: int) -> None:
+        """Has to be called once a device has come, gone, or is closed or open again; its index."""
+        self._kinds.forget_devices(changed)
         there = self._occupancy.residents.keys()
         self._shares = {job: share.intersection(there) for job, share in self._shares.items()}
 
