@@ -15,8 +15,8 @@ groups want :data:`LOAD` times as many device-seconds as all devices have until 
 Trials run from start to end on one device. With --pauses they may pause, and go on elsewhere: the same sessions run
 with the default planner, each iteration is :data:`PIECES` shorter ones, and a pause costs :data:`PAUSE_S` seconds.
 
-Random matching, the baseline of Venn's authors, gives each idle device to a group that is drawn from those that wait for
-one like it. Speed-ups over it are by workload, and by what groups require.
+Random matching, the baseline of Venn's authors, gives each idle device to a group that is drawn from those that wait
+for one like it. Speed-ups over it are by workload, and by what groups require.
 
 With --supply, devices come and go, each by itself or all of a kind together, for times that are drawn exponentially
 (:data:`SUPPLIES`), and groups wait for those that they require. IRS runs with the average of what there was, and with
@@ -76,8 +76,8 @@ ITERATIONS = (1, 4)
 #: Groups from which the workloads' means are taken.
 _DRAWN = 20_000
 _FAIRNESS = 2.0
-#: With --supply: mean seconds for which devices are there, and are gone; the tags of those that come and go; and whether
-#: all of a kind do so together.
+#: With --supply: mean seconds for which devices are there, and are gone; the tags of those that come and go; whether all
+#: of a kind do so together.
 SUPPLIES = {
     "each device, 2 h and 2 h": (7200.0, 7200.0, tuple(KINDS), False),
     "each of the scarce, 1 h and 3 h": (3600.0, 10800.0, tuple(KINDS)[1:], False),

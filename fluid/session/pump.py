@@ -379,7 +379,7 @@ class Pump:
         keep: which checkpoints outlive the session.
         goals: when all is to have ended, and what that may cost.
         membership: in the shared folder whose sweeps the session works with others; ``None`` for a session by itself.
-        quiet: whether only what goes wrong is told in warnings: what the session comes to is then logged as information.
+        quiet: whether only what goes wrong is told in warnings; what the session comes to is then information.
 
     Attributes:
         inboxes: the groups of the session, by id. Written by the pump's thread only.

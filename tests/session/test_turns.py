@@ -94,7 +94,7 @@ def test_srtf_ends_the_shortest_first_once_each_was_measured(tmp_path: Path) -> 
 
 
 def mean_completion(run: Path, jobs: list[tuple[float, float, int]], **options: Any) -> float:
-    """Plays jobs, each an owner's: when it comes, the seconds of an iteration, and their number; in order of arrival."""
+    """Plays jobs of an owner each: when it comes, the seconds of an iteration, and their number; by arrival."""
     ends = dict[str, float]()
     with FluidExecutor("simulated", devices=1, verbose=0, run_dir=run, **options) as executor:
         handles, now = [], 0.0

@@ -5,7 +5,8 @@ falls if one owner's end comes earlier by more than the other's comes later: the
 remaining processing time first (Schrage, A proof of the optimality of the SRPT discipline, 1968), for work that is
 divided over several devices.
 
-No figure is of it alone yet: ``benchmarks/groups.py --pauses`` runs with it.
+No figure is of it alone yet: ``benchmarks/groups.py --pauses`` runs with it. Where all owners may use all devices, only
+an owner that would be done before another device is idle takes one: else the plan is that of SRSF.
 """
 
 from __future__ import annotations
