@@ -76,8 +76,8 @@ ITERATIONS = (1, 4)
 #: Groups from which the workloads' means are taken.
 _DRAWN = 20_000
 _FAIRNESS = 2.0
-#: With --supply: mean seconds for which devices are there, and are gone; the tags of those that come and go; whether all
-#: of a kind do so together.
+#: With --supply: mean seconds for which devices are there, and are gone; the tags of those that come and go; whether
+#: all of a kind do so together.
 SUPPLIES = {
     "each device, 2 h and 2 h": (7200.0, 7200.0, tuple(KINDS), False),
     "each of the scarce, 1 h and 3 h": (3600.0, 10800.0, tuple(KINDS)[1:], False),
