@@ -60,7 +60,7 @@ _REAL_ITERATION_S = (0.005, 0.02)
 #: Executor's options by way.
 WAYS: dict[str, dict[str, Any]] = {
     "fifo": {"planner": "fifo", "packing": "off", "group_policy": "fifo"},
-    "srtf": {"packing": "lane", "lane_policy": "srtf", "max_packing": 128, "group_policy": "fifo"},
+    "srtf": {"packing": "lane", "lane_policy": "srtf", "max_packing": 128},
 }
 
 
@@ -77,7 +77,8 @@ def simulate(trace: Sequence[TraceJob], way: str) -> list[float]:
         lane_policy="srtf" if takes_turns else None,
     )
     planner = make_planner("portfolio" if takes_turns else "fifo", c=1, d=1)
-    engine = EngineState(planner, max_packing=1, turns=128 if takes_turns else 1, group_policy="fifo")
+    how = {"turns": 128} if takes_turns else {"group_policy": "fifo"}
+    engine = EngineState(planner, max_packing=1, **how)
     session = Session(engine, backend, checked=False, patience_s=math.inf)
     for job in trace:
         while backend.now() < job.at:

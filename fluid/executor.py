@@ -195,9 +195,10 @@ class FluidExecutor(SessionDoor):
             options.goals,
             options.isolating,
             membership,
+            quiet=not options.output.verbose,
         )
         atexit.register(self.close)
-        NOTICE.watch(self, partial(save_all, self._session))
+        NOTICE.watch(self, partial(save_all, self._session), quiet=self._session.quiet)
         shared = None if membership is None else membership.shared
         own = SessionDevices.of(chosen, self.run_dir, shared) if options.output.verbose else None
         self._neighbours = Neighbours(own)

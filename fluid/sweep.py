@@ -15,6 +15,7 @@ from typing import Any
 
 from fluid._clock import MonotonicClock
 from fluid._given_executor import closes_executor
+from fluid._logs import logger_of
 from fluid.errors import FluidError, InvalidFieldError, parse_duration, require_integer, require_one_of, require_text
 from fluid.executor import IN_FORCE, FluidExecutor, executor_in_force, executor_scope
 from fluid.keeping import Keep
@@ -68,6 +69,7 @@ _KEPT_S = 60.0
 _SAVED_S = 25.0
 #: Seconds until a deadline at least: making an executor may take longer than the whole deadline.
 _LEAST_S = 1e-3
+_log = logger_of("fluid.session")
 _CLOCK = MonotonicClock()
 _NAMES = SweepNames()
 #: Fields of a trial that the sweep sets.
@@ -349,7 +351,10 @@ def run(
             return _outcome(loop, chosen, int(signal.SIGINT), farewell, failed_before)
     finally:
         for line in farewell:  # After what a closing executor says of its session.
-            print(line, file=sys.stderr, flush=True)
+            if chosen is not None and chosen.session.quiet:
+                _log.warning("%s", line)
+            else:
+                print(f"fluid: {line}", file=sys.stderr, flush=True)
 
 
 def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None) -> int | None:
@@ -404,18 +409,19 @@ def _outcome(
         resume = ""  # A rehearsal begins anew.
     if heard is not None:
         call = f"{there} has what there is{'' if stays_open else resume}"
-        farewell.append(f"fluid: interrupted by {signal.Signals(heard).name}: {counted}; {call}")
+        if not executor.session.quiet:
+            farewell.append(f"interrupted by {signal.Signals(heard).name}: {counted}; {call}")
         raise SweepInterrupted(128 + heard, result, loop.trials.unfinished)
-    if loop.trials.unfinished and loop.reason is not None:
-        farewell.append(f"fluid: {loop.reason}: {counted}{resume}")
+    if loop.trials.unfinished and loop.reason is not None and not executor.session.quiet:
+        farewell.append(f"{loop.reason}: {counted}{resume}")
     raise_if_all_failed(result, failed_before)
     if before := said_of_earlier(result.failures, failed_before):
-        farewell.append(f"fluid: {len(result.failures)} of {len(result.trials)} trials failed; {before}")
+        farewell.append(f"{len(result.failures)} of {len(result.trials)} trials failed; {before}")
     if len(loop.plan.goals) == 1:
         try:
             _ = result.best
         except FluidError as error:  # NaN only: the user should hear of it without asking for the best trial.
-            farewell.append(f"fluid: {error}")
+            farewell.append(str(error))
     return result
 
 

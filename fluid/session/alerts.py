@@ -5,6 +5,7 @@ They go to the logger ``fluid.session``, and so to stderr where the user has con
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -27,13 +28,21 @@ class Alerts:
         folder: the run folder.
         inboxes: the groups, by id.
         resumable: whether the session can be resumed; one that is rehearsed cannot.
+        news: the level at which the log tells what did not go wrong.
     """
 
     def __init__(
-        self, state: EngineState, folder: Path, inboxes: Mapping[str, GroupInbox], *, resumable: bool = True
+        self,
+        state: EngineState,
+        folder: Path,
+        inboxes: Mapping[str, GroupInbox],
+        *,
+        resumable: bool = True,
+        news: int = logging.WARNING,
     ) -> None:
         self._state = state
         self.resumable = resumable
+        self._news = news
         #: Who goes on with what is left of a session in a shared folder.
         self.others = ""
         self._folder = str(folder)
@@ -78,9 +87,9 @@ class Alerts:
             further = f"; FluidExecutor.resume({self._folder!r}) goes on with the session" if self.resumable else ""
             further = f", as the executor was closed: call handle.wait() before the end of its with block{further}"
             if self.others:
-                _log.warning("%s left: %s", trials, self.others)
+                _log.log(self._news, "%s left: %s", trials, self.others)
             else:
-                _log.warning("%s dropped%s", trials, further)
+                _log.log(self._news, "%s dropped%s", trials, further)
         for group_id, group in state.groups.items():
             states = [state.trials[trial_id].state for trial_id in group.trial_ids]
             failed = states.count(TrialState.FAILED) + group.past[TrialState.FAILED.value]

@@ -38,6 +38,8 @@ class PreemptionNotice:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._responses: dict[int, Response] = {}
+        #: Those who respond, and print nothing of it.
+        self._quiet: set[int] = set()
         self._before: dict[int, Any] = {}
         #: The signal that was heard; ``None`` before.
         self._heard: int | None = None
@@ -53,11 +55,18 @@ class PreemptionNotice:
         """Whether trials are being saved, and the main thread has not been interrupted yet."""
         return self._responds
 
-    def watch(self, key: object, response: Response) -> Response | None:
-        """Responds to a notice from now on; returns the response of the same object whose place this one takes."""
+    def watch(self, key: object, response: Response, *, quiet: bool = False) -> Response | None:
+        """Responds to a notice from now on; returns the response of the same object whose place this one takes.
+
+        Args:
+            key: the object that responds.
+            response: saves what runs.
+            quiet: whether nothing is printed of it.
+        """
         with self._lock:
             before = self._responses.get(id(key))
             self._responses[id(key)] = response
+            (self._quiet.add if quiet else self._quiet.discard)(id(key))
         self.install()
         return before
 
@@ -65,6 +74,7 @@ class PreemptionNotice:
         """Responds no more; the last one puts the handlers back."""
         with self._lock:
             self._responses.pop(id(key), None)
+            self._quiet.discard(id(key))
             if self._responses or threading.current_thread() is not threading.main_thread():
                 return
             before, self._before = self._before, {}
@@ -102,14 +112,19 @@ class PreemptionNotice:
 
     def _respond(self, number: int) -> None:
         name, deadline = signal.Signals(number).name, _DEADLINES[signal.Signals(number)]
-        _tell(f"{name}: trials are saved after their iterations, within {deadline:g} s; a second signal ends at once")
         with self._lock:
-            responses = list(self._responses.values())
+            responses, quiet = dict(self._responses), set(self._quiet)
+        if not responses.keys() <= quiet:
+            _tell(
+                f"{name}: trials are saved after their iterations, within {deadline:g} s; a second signal ends at once"
+            )
         lines: list[str | None] = []
-        threads = [
-            threading.Thread(target=lambda response=each: lines.append(response(deadline)), daemon=True)
-            for each in responses
-        ]
+
+        def respond(key: int, response: Response) -> None:
+            line = response(deadline)
+            lines.append("" if line and key in quiet else line)
+
+        threads = [threading.Thread(target=respond, args=each, daemon=True) for each in responses.items()]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -136,6 +151,7 @@ class PreemptionNotice:
         """In a process forked from the driver: a signal to it is not about the driver's trials."""
         self._put_back(self._before)
         self._responses.clear()
+        self._quiet.clear()
         self._before.clear()
 
     def _end_at_once(self, number: int) -> None:

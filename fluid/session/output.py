@@ -28,7 +28,9 @@ class Output(GivenFields):
         'quiet'
 
     Args:
-        verbose: 1, the default, for live progress on a terminal and what trials print; 0 for neither.
+        verbose: 1, the default, for live progress on a terminal and what trials print. 0 prints nothing of how the
+            session goes and ends, not even that trials are dropped or a deadline has come: only what goes wrong, as a
+            failed trial or a deadline that cannot be met, is logged as a warning.
         loggers: get all results, in a thread of their own: :class:`fluid.loggers.TensorBoard` and so on, or any
             :class:`TrialListener`; none by default (``docs/logging.md``).
         metrics_port: loopback port with metrics for Prometheus, 0 for any, or ``"address:port"``; ``None``, the

@@ -8,6 +8,7 @@ a change of the engine ends the session, as the engine and the lanes may then di
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import statistics
 import threading
@@ -381,6 +382,7 @@ class Pump:
         keep: which checkpoints outlive the session.
         goals: when all is to have ended, and what that may cost.
         membership: in the shared folder whose sweeps the session works with others; ``None`` for a session by itself.
+        quiet: whether only what goes wrong is told in warnings; what the session comes to is then information.
 
     Attributes:
         inboxes: the groups of the session, by id. Written by the pump's thread only.
@@ -404,7 +406,10 @@ class Pump:
         keep: Keep = NOTHING,
         goals: Goals = NO_GOALS,
         membership: Membership | None = None,
+        quiet: bool = False,
     ) -> None:
+        self.quiet = quiet
+        self._news = logging.INFO if quiet else logging.WARNING
         self.inboxes: dict[str, GroupInbox] = {}
         self._state = state
         self._backend = backend
@@ -424,7 +429,7 @@ class Pump:
         self.endings = Endings(state, folder.path, rehearsed=self.hold.is_virtual)
         self.drains = DrainWaits(self.handle, backend.now, self.waits)
         self.departures = Departures(self._group_of, self.waits)
-        self._alerts = Alerts(state, folder.path, self.inboxes, resumable=not self.hold.is_virtual)
+        self._alerts = Alerts(state, folder.path, self.inboxes, resumable=not self.hold.is_virtual, news=self._news)
         self.keeper = Keeper(keep, state, backend, folder.path, handle=self.handle, post=self._post)
         self.began = backend.now()
         clock = read_clock()._replace(at=self.began)
@@ -789,7 +794,7 @@ class Pump:
             drained = self.endings.drained
             if answer.exception() is None and drained is not None and drained.unfinished:
                 self._limit, self._closing = drained, True
-                _log.warning("%s", drained)
+                _log.log(self._news, "%s", drained)
 
         self.drains.begin(None, seconds).add_done_callback(saved)
 

@@ -242,6 +242,7 @@ class Session:
         goals: when all is to have ended, and what that may cost.
         isolating: which trials run in a process that has run no other one.
         membership: in the shared folder whose sweeps the session works with others; ``None`` for a session by itself.
+        quiet: whether only what goes wrong is told in warnings.
 
     Attributes:
         backend: as given; methods of it that say so may be called from any thread.
@@ -258,7 +259,9 @@ class Session:
         goals: Goals = NO_GOALS,
         isolating: Isolating = ISOLATING,
         membership: Membership | None = None,
+        quiet: bool = False,
     ) -> None:
+        self.quiet = quiet
         self._state = state
         self.backend = backend
         self._folder = folder
@@ -274,7 +277,7 @@ class Session:
         self._next_group = 0
         #: Numbers of the trials, in order of submission.
         self._numbers = itertools.count()
-        self._pump = Pump(state, backend, folder, facts, keep, goals, membership)
+        self._pump = Pump(state, backend, folder, facts, keep, goals, membership, quiet)
         self._keeper = self._pump.keeper
         self.clock: Clock = backend  # Of its events; a hold makes it stand still.
         self.hold, self.waits = self._pump.hold, self._pump.waits

@@ -253,7 +253,7 @@ def test_options_that_mean_nothing_are_refused(tmp_path):
 
 
 def test_what_ends_early_is_not_said_to_go_on(tmp_path, rehearse, caplog):
-    with fluid.FluidExecutor(backend="simulated", devices=1, run_dir=tmp_path / "closed", verbose=0) as executor:
+    with fluid.FluidExecutor(backend="simulated", devices=1, run_dir=tmp_path / "closed") as executor:
         executor.submit_trialgroup(fluid.TrialGroup([fluid.Trial(Static, budget=5)])).wait(timeout=90.0)
     with pytest.raises(fluid.LimitReachedError, match="the deadline of 2 min 30 s has come") as ended:
         rehearse(Static, budget=5, deadline=150.0)

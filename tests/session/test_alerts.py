@@ -63,7 +63,7 @@ def test_a_listener_that_tells_failures_keeps_the_log_quiet(tmp_path: Path, capl
 def test_trials_that_are_dropped_are_counted_with_the_way_to_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with FluidExecutor("local", 1, run_dir=tmp_path, verbose=0) as made:
+    with FluidExecutor("local", 1, run_dir=tmp_path) as made:
         handle = made.submit_trialgroup(TrialGroup([Trial(good, {}, budget=10**9) for _ in range(3)]))
         next(handle.results())
     (text,) = [text for text in caplog.messages if "dropped" in text]
@@ -106,7 +106,7 @@ def test_the_last_lines_count_what_failed_and_what_was_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trials = [Trial(bad, {"kind": ValueError, "number": 0}), Trial(good, budget=10**6)]
-    with FluidExecutor("local", 2, run_dir=tmp_path, verbose=0, max_failures=0) as made:
+    with FluidExecutor("local", 2, run_dir=tmp_path, max_failures=0) as made:
         handle = made.submit_trialgroup(TrialGroup(trials, name="the group"))
         eventually(lambda: handle.failures)
     assert f"1 of 2 trials of group 'the group' failed; their logs are in {tmp_path}" in caplog.messages

@@ -93,6 +93,39 @@ def test_srtf_ends_the_shortest_first_once_each_was_measured(tmp_path: Path) -> 
     assert ends == ["t2", "t1", "t3", "t0"]
 
 
+def mean_completion(run: Path, jobs: list[tuple[float, float, int]], **options: Any) -> float:
+    """Plays jobs of an owner each: when it comes, the seconds of an iteration, and their number; by arrival."""
+    ends = dict[str, float]()
+    with FluidExecutor("simulated", devices=1, verbose=0, run_dir=run, **options) as executor:
+        handles, now = [], 0.0
+        for number, (at, seconds, budget) in enumerate(jobs):
+            if handles:
+                handles[0].wait(timeout=at - now)
+            now = at
+            trial = Trial(Net, {"s": seconds}, budget=budget, trial_id=f"j{number}", profile_key=f"job-{number}")
+            handles.append(executor.submit_trialgroup(TrialGroup([trial])))
+        for handle in handles:
+            handle.wait()
+    for line in (run / "journal.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record["what"] == "ReportEnd":
+            ends[record["trial_id"]] = record["at"]
+    return sum(ends[f"j{number}"] - at for number, (at, *_) in enumerate(jobs)) / len(jobs)
+
+
+def test_two_options_give_the_mean_completion_of_salus(tmp_path: Path) -> None:
+    """The first job runs to the end of the others: what waits behind it under first come, first served is short."""
+    jobs = [(float(at), 0.5, budget) for at, budget in enumerate((400, 30, 90, 12, 60, 6, 45, 20))]
+    served = mean_completion(tmp_path / "fifo", jobs, planner="fifo", packing="off", group_policy="fifo")
+    two = mean_completion(tmp_path / "two", jobs, packing="lane", lane_policy="srtf")
+    three = mean_completion(tmp_path / "three", jobs, packing="lane", lane_policy="srtf", group_policy="fifo")
+    few = mean_completion(tmp_path / "few", jobs, packing="lane", lane_policy="srtf", max_packing=3)
+    assert two == pytest.approx(three, rel=0.03) and served / two > 3.0
+    assert served / few > 0.97 * served / two, (
+        "which trials take turns is the group policy's: it is shortest first, too"
+    )
+
+
 def test_longest_first_lets_the_longest_end_with_the_others(tmp_path: Path) -> None:
     played = play(tmp_path, [4.0, 1.0, 1.0], packing="lane", lane_policy="longest_first", budget=4)
     assert played.order.index("t0.3") < played.order.index("t1.2")

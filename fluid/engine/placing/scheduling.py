@@ -497,33 +497,33 @@ class Scheduling:
 
     def add_device(self, device: Device) -> None:
         """Adds an idle device."""
-        self._forget_devices()
         self._occupancy.add_device(device)
+        self._forget_devices(device.index)
         self._allocations.update_speeds()
 
     def close_device(self, device_id: int) -> None:
         """Places no further trial on a device; queued trials get no more devices than are left."""
         self._occupancy.close_device(device_id)
         self._lanes.changed_on.add(device_id)
-        self._cap_widths()
+        self._cap_widths(device_id)
 
     def reopen_device(self, device_id: int) -> None:
         """Places trials on a closed device again."""
-        self._forget_devices()
         self._occupancy.reopen_device(device_id)
+        self._forget_devices(device_id)
         self._lanes.changed_on.add(device_id)
 
     def remove_device(self, device_id: int) -> None:
         """Removes a device that no trial runs on; queued trials get no more devices than are left."""
         self._occupancy.remove_device(device_id)
-        self._cap_widths()
+        self._cap_widths(device_id)
 
-    def _forget_devices(self) -> None:
+    def _forget_devices(self, changed: int) -> None:
         self._inputs.forget_devices()
-        self._sharing.forget_devices()
+        self._sharing.forget_devices(changed)
 
-    def _cap_widths(self) -> None:
-        self._forget_devices()
+    def _cap_widths(self, changed: int) -> None:
+        self._forget_devices(changed)
         most = max(1, len(self._occupancy))
         for row in list(self._queue):
             trial = self._trials.by_row[row]

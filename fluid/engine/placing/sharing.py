@@ -56,5 +56,5 @@ class Sharing(Protocol):
     def update(self, arriving: Sequence[TrialRecord] = ()) -> None:
         """Ranks owners anew, if something has changed; these trials are about to be queued."""
 
-    def forget_devices(self) -> None:
-        """Has to be called when devices came or went."""
+    def forget_devices(self, changed: int) -> None:
+        """Has to be called once a device has come, gone, or is closed or open again; its index."""

@@ -342,6 +342,7 @@ class GroupShares:
 
     def owner(self, terms: GroupTerms) -> int:
         """The number of a new group's owner: the group itself if it names none, or is ordered by itself."""
+        self._kinds.supply.begin(self._occupancy.now)
         number = self._owners.number(terms)
         if is_by_itself(terms):
             self._own_terms[number] = terms, self._occupancy.now
@@ -363,9 +364,9 @@ class GroupShares:
         """What the trials of a job have in common."""
         return self._owners.jobs[job]
 
-    def forget_devices(self) -> None:
-        """Has to be called when devices came or went."""
-        self._kinds.forget_devices()
+    def forget_devices(self, changed: int) -> None:
+        """Has to be called once a device has come, gone, or is closed or open again; its index."""
+        self._kinds.forget_devices(changed)
         there = self._occupancy.residents.keys()
         self._shares = {job: share.intersection(there) for job, share in self._shares.items()}
 

@@ -5,7 +5,8 @@ falls if one owner's end comes earlier by more than the other's comes later: the
 remaining processing time first (Schrage, A proof of the optimality of the SRPT discipline, 1968), for work that is
 divided over several devices.
 
-No figure is of it alone yet: ``benchmarks/groups.py --pauses`` runs with it.
+No figure is of it alone yet: ``benchmarks/groups.py --pauses`` runs with it. Where all owners may use all devices, only
+an owner that would be done before another device is idle takes one: else the plan is that of SRSF.
 """
 
 from __future__ import annotations
@@ -45,11 +46,15 @@ def waiting_gain(waiting: OwnerEnd, wait: float) -> float:
     return wait / (waiting.devices + 1)
 
 
-def pause_gain(waiting: OwnerEnd, running: OwnerEnd, wait: float, seconds: float, stall: float) -> float:
+def pause_gain(
+    waiting: OwnerEnd, running: OwnerEnd, wait: float, seconds: float, stall: float, *, is_elsewhere: bool
+) -> float:
     """Seconds by which completions come earlier in all if a running trial is paused for a waiting one.
 
-    The running trial's owner loses its ``seconds`` of work on the device, which its other devices do instead; or, if it
-    has none or that is shorter, waits until the waiting owner has done its work there.
+    The running trial's owner waits until the waiting owner has done its work there. Or, if that is shorter and the
+    device is none of its own share, it loses ``seconds`` of work on the device, which its other devices do instead. In
+    its own share these go to the waiting owner, too, which comes before it: so a device only changes hands there if the
+    waiting owner would be done before another one is idle.
 
     Args:
         waiting: the owner of the trial that waits.
@@ -57,10 +62,12 @@ def pause_gain(waiting: OwnerEnd, running: OwnerEnd, wait: float, seconds: float
         wait: seconds until another device would be idle for the waiting trial.
         seconds: predicted seconds until the running trial would end.
         stall: seconds that pausing it and resuming it elsewhere takes.
+        is_elsewhere: whether the running trial's device is in none of its owner's share.
     """
-    until_back = waiting.work / (waiting.devices + 1)
+    loss = waiting.work / (waiting.devices + 1)
     others = running.devices - 1
-    loss = min(until_back, seconds / others) if others > 0 else until_back
+    if is_elsewhere and others > 0:
+        loss = min(loss, seconds / others)
     return waiting_gain(waiting, wait) - loss - stall / max(1, running.devices)
 
 
@@ -171,7 +178,8 @@ class Transfers(Policy):
             else:
                 leaves = OwnerEnd(self._shares.demands[trial.owner], held[trial.owner])
                 stall = core.estimates.of_key(trial).interruption()
-                net = pause_gain(comes, leaves, min(ends), seconds, stall)
+                elsewhere = self._is_elsewhere(trial, device)
+                net = pause_gain(comes, leaves, min(ends), seconds, stall, is_elsewhere=elsewhere)
             if net > most:
                 best, most = DeviceTransfer(trial, coming, there), net
         return best
@@ -181,11 +189,14 @@ class Transfers(Policy):
         core = self._core
         if leaving.owner == coming.owner or leaving.group_priority > coming.group_priority:
             return False
-        share = self._shares.share_of(leaving)
-        is_elsewhere = share is not None and device not in share
-        if not is_elsewhere and not self._shares.outranks(coming.owner, leaving.owner):
+        if not self._is_elsewhere(leaving, device) and not self._shares.outranks(coming.owner, leaving.owner):
             return False
         return core.memory.fits_in_place_of(device, core.estimates.need_on(coming, device), leaving.row)
+
+    def _is_elsewhere(self, trial: TrialRecord, device: int) -> bool:
+        """Whether a running trial's device is rather for other owners."""
+        share = self._shares.share_of(trial)
+        return share is not None and device not in share
 
     def _devices_for(self, coming: TrialRecord) -> set[int]:
         """The open devices of a waiting trial's share that it may get now."""
