@@ -194,6 +194,7 @@ class FluidExecutor(SessionDoor):
             options.goals,
             options.isolating,
             membership,
+            widens_replayed=options.max_width is not None,
         )
         atexit.register(self.close)
         NOTICE.watch(self, partial(save_all, self._session))
