@@ -162,7 +162,7 @@ class DeviceSizing:
             deadline_s=None if due is None else max(0.0, due.at - now),
             devices=None if sizing is None else sizing.devices,
             odds=None if sizing is None else sizing.odds,
-            meets=None if sizing is None else sizing.meets,
+            meets=None if sizing is None or (sizing.meets is False and not sizing.is_missed) else sizing.meets,
             earliest_s=earliest,
             device_seconds=held,
             spent_usd=self._goals.cost(held),
@@ -266,7 +266,7 @@ class DeviceSizing:
         return used + max(len(state.queue) + len(state.arrivals), state.demand.devices)
 
     def _tell(self, sizing: Sizing, now: float) -> None:
-        """Warns the user at once if a deadline cannot be met."""
+        """Warns the user as soon as it is known that a deadline cannot be met."""
         due = self._due
         if due is None or sizing.meets is None:
             return
@@ -275,8 +275,8 @@ class DeviceSizing:
                 _log.warning("the deadline in %s can be met after all", format_duration(due.at - now))
                 self._warned = None
             return
-        if sizing.earliest_s is None or now + sizing.earliest_s <= due.at:
-            return  # It is too close to say.
+        if sizing.earliest_s is None or not sizing.is_missed:
+            return  # It is too close to say, or too little was measured.
         earliest = now + sizing.earliest_s
         known = self._warned is not None and self._warned[0] is due
         if known and self._warned is not None and abs(self._warned[1] - earliest) < _TOLD_AGAIN * due.seconds:
