@@ -60,7 +60,7 @@ class Replayable(Protocol):
     several devices, and ``fluid_fusible`` whether they may train in one step with others. A trainable that has
     ``replay`` and nothing to run, and does not say whether it is elastic, is widened if the user gives ``max_width=``.
     A further method ``fusion(config)``, of the trainable or of the source in its place, returns the
-    :class:`ReplayedFusion` of a trial, or ``None``; without it trials are not fused, as it is not known what that takes.
+    :class:`ReplayedFusion` of a trial, or ``None``; without it trials are not fused: it is not known what that takes.
 
     Example:
         >>> import fluid

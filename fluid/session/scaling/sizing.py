@@ -160,13 +160,14 @@ class DeviceSizing:
         """How it stands."""
         held = self._time.device_seconds(now)
         due, sizing = self._due, self._sizing
+        is_told = self._warned is not None and self._warned[0] is due
         aged = max(0.0, now - self._decided_at) if sizing is not None else 0.0
         earliest = None if sizing is None or sizing.earliest_s is None else max(0.0, sizing.earliest_s - aged)
         return GoalStatus(
             deadline_s=None if due is None else max(0.0, due.at - now),
             devices=None if sizing is None else sizing.devices,
             odds=None if sizing is None else sizing.odds,
-            meets=None if sizing is None or (sizing.meets is False and self._warned is None) else sizing.meets,
+            meets=None if sizing is None or (sizing.meets is False and not is_told) else sizing.meets,
             earliest_s=earliest,
             device_seconds=held,
             spent_usd=self._goals.cost(held),
