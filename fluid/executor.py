@@ -196,6 +196,7 @@ class FluidExecutor(SessionDoor):
             options.isolating,
             membership,
             quiet=not options.output.verbose,
+            widens_replayed=options.max_width is not None,
         )
         atexit.register(self.close)
         NOTICE.watch(self, partial(save_all, self._session), quiet=self._session.quiet)

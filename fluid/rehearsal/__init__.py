@@ -5,17 +5,20 @@ what a source of replayed trials needs. Start reading in :mod:`fluid.rehearsal.r
 :mod:`fluid.rehearsal.backend` (how it is played).
 """
 
+from fluid.measure.runtime_model import FusedRates
 from fluid.rehearsal.backend import RehearsalBackend
 from fluid.rehearsal.overheads import Overheads, overheads_of
 from fluid.rehearsal.plan import RehearsalPlan, rehearsing
 from fluid.rehearsal.recorded import ReplayedRun, recorded
-from fluid.rehearsal.replayable import Replayable, ReplayedIteration
+from fluid.rehearsal.replayable import Replayable, ReplayedFusion, ReplayedIteration
 
 __all__ = [
+    "FusedRates",
     "Overheads",
     "RehearsalBackend",
     "RehearsalPlan",
     "Replayable",
+    "ReplayedFusion",
     "ReplayedIteration",
     "ReplayedRun",
     "overheads_of",

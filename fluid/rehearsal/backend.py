@@ -17,7 +17,7 @@ from fluid.rehearsal.replayable import Replayable
 from fluid.resources import Device, DeviceChoice
 from fluid.trainables.parted_pickle import load_pickled
 from fluid.trainables.payload import TrialPayload
-from fluid.trainables.trainable import kind_of
+from fluid.trainables.trainable import is_fusible, kind_of
 
 #: The static method of a trainable of Fluid's own that makes the course of a trial of another library: it takes the
 #: trial's config and the source in place of the trainable, or ``None``.
@@ -163,9 +163,16 @@ class RehearsalBackend(SimulatedBackend):
                 course = make(config, self._source)
             else:
                 course = ReplayedCourse(replayable_of(trainable, self._source), config)
+            fusion = getattr(course, "fusion", None) if is_fusible(trainable) else None
         except BaseException as error:  # It fails the trial, as what its set-up raises in a lane.
             return Truth(course=FailedCourse(error))
-        truth = Truth(alpha=self.overheads.alpha, beta=self.overheads.beta, course=course)
+        truth = Truth(
+            alpha=self.overheads.alpha,
+            beta=self.overheads.beta,
+            course=course,
+            fusion_key=None if fusion is None else fusion.key,
+            fused=None if fusion is None else fusion.rates,
+        )
         self._truths[trial_id] = truth
         return truth
 

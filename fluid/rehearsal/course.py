@@ -8,7 +8,7 @@ from typing import Any
 
 from fluid.backends.simulated.steps import PlayedIteration
 from fluid.errors import InvalidFieldError, require_number
-from fluid.rehearsal.replayable import Replayable, ReplayedIteration
+from fluid.rehearsal.replayable import Replayable, ReplayedFusion, ReplayedIteration
 from fluid.resources import MemoryNeed
 from fluid.trainables.encoded_metrics import encode_metrics
 
@@ -30,6 +30,19 @@ class ReplayedCourse:
         #: The trial's last iteration, once it is known to be done by itself.
         self._last: int | None = None
         self._error: BaseException | None = None
+
+    @property
+    def fusion(self) -> ReplayedFusion | None:
+        """With which trials it can train in one step; ``None`` if that is not known.
+
+        Raises:
+            InvalidFieldError: what the source says cannot be used.
+        """
+        tell = getattr(self._source, "fusion", None)
+        told = tell(self._config) if callable(tell) else None
+        if told is not None and not isinstance(told, ReplayedFusion):
+            raise InvalidFieldError("fusion", told, "must return a ReplayedFusion or None")
+        return told
 
     def prepare(self, iterations: range) -> None:
         """Asks for iterations that are about to be played."""

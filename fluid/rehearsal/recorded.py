@@ -18,7 +18,7 @@ from fluid.rehearsal.benchmark import Benchmark, Curve, ValueRange
 from fluid.rehearsal.config_guess import FOR_FOREST, ConfigGuess, GuessedCurves
 from fluid.rehearsal.curves import CurveTable, MetricPath, curve_table, leaves
 from fluid.rehearsal.overheads import Overheads
-from fluid.rehearsal.replayable import ReplayedIteration
+from fluid.rehearsal.replayable import ReplayedFusion, ReplayedIteration
 from fluid.rehearsal.run_records import RecordedTrial, RunRecords, read_records, texts_of
 from fluid.rehearsal.spaces import space_of
 from fluid.results.metrics import Goal
@@ -125,6 +125,7 @@ class ReplayedRun(Benchmark):
             max_iterations=max(trial.last for trial in self._trials),
         )
         self.overheads: Overheads = records[0].overheads
+        self._fusion = next((run.fusion for run in records if run.fusion.rates is not None), None)
         self._guess = ConfigGuess(self._trials, self._table, _SEED)
         self._rows: dict[tuple[str | None, ...], int] = {}
         for row, trial in enumerate(self._trials):
@@ -175,6 +176,15 @@ class ReplayedRun(Benchmark):
         """The same for several trials, in order."""
         return [self.replay(config, iterations) for config, iterations in curves]
 
+    @property
+    def fuses(self) -> bool:
+        """Whether trials were fused, so that it is known what that takes."""
+        return self._fusion is not None
+
+    def fusion(self, config: Mapping[str, Any]) -> ReplayedFusion | None:
+        """With which trials a trial can train in one step: see :class:`fluid.rehearsal.Replayable`."""
+        return None if self._fusion is None else self._fusion.of_config(texts_of(config))
+
     def describe(self) -> list[str]:
         """What it tells, how well it guesses, and what was asked of it so far, a sentence each."""
         lines = [self._recorded_line(run) for run in self._records]
@@ -186,6 +196,7 @@ class ReplayedRun(Benchmark):
                 " those of trials that went on"
             )
         lines += self._quality_lines()
+        lines += self._fusion_lines()
         failed = sum(trial.failed for trial in self._trials)
         if failed:
             lines.append(f"{_trials_word(failed)} failed; a rehearsal has them go on")
@@ -213,6 +224,15 @@ class ReplayedRun(Benchmark):
         iterations = sum(len(trial.iterations) for trial in run.trials)
         date = f", recorded on {run.date}" if run.date else ""
         return f"{run.name} in {run.path}: {_trials_word(len(run.trials))} with {iterations:,} iterations{date}"
+
+    def _fusion_lines(self) -> list[str]:
+        rates = None if self._fusion is None else self._fusion.rates
+        if rates is not None:
+            steps = ", ".join(f"{rows} rows {rates.stretch(rows):.3g}" for rows in rates.rows[1:])
+            return [f"fused trials take, in times of the seconds of one alone: {steps}"]
+        if any(run.fusion.is_possible for run in self._records):
+            return ["no trials were fused there: trials are not fused, as it is not known what that takes"]
+        return []
 
     def _quality_lines(self) -> list[str]:
         what = "/".join(self._table.metrics[0].path) if self._table.metrics else "metrics"

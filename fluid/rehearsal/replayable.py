@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from fluid.measure.runtime_model import FusedRates
+
 
 class ReplayedIteration(NamedTuple):
     """One iteration of a trial that is replayed.
@@ -29,12 +31,36 @@ class ReplayedIteration(NamedTuple):
     spread: float = 0.0
 
 
+class ReplayedFusion(NamedTuple):
+    """With which trials a trial that is replayed can train in one step, and how long such a step takes.
+
+    Example:
+        >>> from fluid.rehearsal import FusedRates, ReplayedFusion
+        >>> wide = ReplayedFusion("width 64", FusedRates((1, 2, 4), (1.0, 1.1, 1.3)))
+        >>> wide.rates.stretch(4)
+        1.3
+
+    Attributes:
+        key: equal for trials that can.
+        rates: seconds of a step of so many trials, over those of one alone.
+    """
+
+    key: str
+    rates: FusedRates
+
+
 @runtime_checkable
 class Replayable(Protocol):
     """Tells what a trial does without running it.
 
     A trainable that has this method, a class or an object, is replayed by ``FluidExecutor(backend="simulated")``. A
     function is given it as an attribute: ``train.replay = ...``.
+
+    What else a rehearsal needs to know, it takes from the trainable: ``fluid_elastic`` says whether its trials can span
+    several devices, and ``fluid_fusible`` whether they may train in one step with others. A trainable that has
+    ``replay`` and nothing to run, and does not say whether it is elastic, is widened if the user gives ``max_width=``.
+    A further method ``fusion(config)``, of the trainable or of the source in its place, returns the
+    :class:`ReplayedFusion` of a trial, or ``None``; without it trials are not fused: it is not known what that takes.
 
     Example:
         >>> import fluid

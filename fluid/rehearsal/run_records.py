@@ -14,6 +14,7 @@ from fluid.measure.cohorts.nodes import ConfigTexts
 from fluid.measure.profile import Profile
 from fluid.measure.runtime_model import residents_at, stretch_of
 from fluid.policies.fusing.groups import text_of
+from fluid.rehearsal.fusion import RecordedFusion
 from fluid.rehearsal.overheads import Overheads, overheads_in
 from fluid.rehearsal.replayable import ReplayedIteration
 from fluid.resources import Device
@@ -89,6 +90,7 @@ class RunRecords:
         goals: what its search optimizes.
         trials: those with at least one iteration.
         overheads: as they were measured there.
+        fusion: which trials were fused there, and what that took.
         notes: one sentence for each thing that could not be read.
     """
 
@@ -98,6 +100,7 @@ class RunRecords:
     goals: tuple[Goal, ...]
     trials: tuple[RecordedTrial, ...]
     overheads: Overheads
+    fusion: RecordedFusion
     notes: tuple[str, ...]
 
 
@@ -117,10 +120,22 @@ def read_records(run_dir: str | Path, metric: object = None, mode: object = None
     profile = run.newest_profile
     overheads = overheads_in(profile, run.entries, str(run_dir), run.date, run.reported)
     gangs = {trial for trial, history in run.journal.histories.items() if history.trial.gang}
-    alone = _AloneSeconds(profile, overheads, devices_in(run.session), gangs)
+    fusion = _fusion_in(run, overheads)
+    alone = _AloneSeconds(profile, overheads, fusion, devices_in(run.session), gangs)
     trials = tuple(_trials(run, alone, _ended_early(run.entries), _memory_of(profile)))
     goals = goals_of(*completed(metric, mode, [group.search for group in run.groups]))
-    return RunRecords(run.path, run.name, run.date, goals, trials, overheads, tuple(run.notes))
+    return RunRecords(run.path, run.name, run.date, goals, trials, overheads, fusion, tuple(run.notes))
+
+
+def _fusion_in(run: StoredRun, overheads: Overheads) -> RecordedFusion:
+    keys = {
+        str(entry.get("trial_id")): str(entry["fusion_key"])
+        for entry in run.entries
+        if entry.get("what") == "TrialStarted" and entry.get("fusion_key") is not None
+    }
+    parts = [part for group in run.groups for parts in group.trials.values() for part in parts]
+    texts = {part.trial_id: texts_of(part.config) for part in parts if part.trial_id in keys}
+    return RecordedFusion(keys, texts, run.reported, overheads)
 
 
 def texts_of(config: Mapping[str, Any]) -> dict[str, str]:
@@ -171,8 +186,16 @@ def _trials(
 class _AloneSeconds:
     """Converts recorded seconds to those alone on a device of speed 1."""
 
-    def __init__(self, profile: Profile, overheads: Overheads, devices: Mapping[int, Device], gangs: set[str]) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        overheads: Overheads,
+        fusion: RecordedFusion,
+        devices: Mapping[int, Device],
+        gangs: set[str],
+    ) -> None:
         self._profile = profile
+        self._fusion = fusion
         self._overheads = overheads
         self._devices = devices
         self._gangs = gangs
@@ -182,7 +205,7 @@ class _AloneSeconds:
     def of(self, one: StoredIteration, trial: SubmittedTrial) -> float:
         """Of a recorded iteration of a trial."""
         if one.rows > 1:
-            rates = self._profile.fused_rates(trial.key) if trial.key else None
+            rates = self._fusion.of_trial(one.trial_id)
             stretch = 1.0 if rates is None else rates.stretch(one.rows)
         elif one.trial_id in self._gangs:
             stretch = 1.0

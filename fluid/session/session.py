@@ -243,6 +243,7 @@ class Session:
         isolating: which trials run in a process that has run no other one.
         membership: in the shared folder whose sweeps the session works with others; ``None`` for a session by itself.
         quiet: whether only what goes wrong is told in warnings.
+        widens_replayed: whether the user has given ``max_width``, see :func:`fluid.session.specs.spec_of`.
 
     Attributes:
         backend: as given; methods of it that say so may be called from any thread.
@@ -259,13 +260,16 @@ class Session:
         goals: Goals = NO_GOALS,
         isolating: Isolating = ISOLATING,
         membership: Membership | None = None,
+        *,
         quiet: bool = False,
+        widens_replayed: bool = False,
     ) -> None:
         self.quiet = quiet
         self._state = state
         self.backend = backend
         self._folder = folder
         self._max_width = max_width
+        self._widens_replayed = widens_replayed
         self.isolating = isolating
         self._insists_on_fusing = PACKINGS[facts["packing"]].insists_on_fusing
         self.in_rounds = bool(facts.get("rounds"))
@@ -615,7 +619,14 @@ class Session:
 
     def _spec(self, trial: Trial, search: Search | None) -> TrialSpec:
         keep_last = self._keeper.keep.how == "last"
-        return spec_of(trial, self._max_width, keep_last=keep_last, isolating=self.isolating, search=search)
+        return spec_of(
+            trial,
+            self._max_width,
+            keep_last=keep_last,
+            isolating=self.isolating,
+            search=search,
+            widens_replayed=self._widens_replayed,
+        )
 
     def _adapted(self, spec: TrialSpec, trial: Trial | None) -> TrialSpec:
         """What an earlier session's engine knew of a trial, as this session's user wants it."""

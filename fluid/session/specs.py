@@ -121,7 +121,15 @@ class Isolating(NamedTuple):
 ISOLATING = Isolating()
 
 
-def spec_of(trial: Trial, max_width: int, *, keep_last: bool, isolating: Isolating, search: Search | None) -> TrialSpec:
+def spec_of(
+    trial: Trial,
+    max_width: int,
+    *,
+    keep_last: bool,
+    isolating: Isolating,
+    search: Search | None,
+    widens_replayed: bool = False,
+) -> TrialSpec:
     """Returns what the engine is to know of a trial.
 
     Args:
@@ -130,11 +138,15 @@ def spec_of(trial: Trial, max_width: int, *, keep_last: bool, isolating: Isolati
         keep_last: whether its newest checkpoint is to outlive the run.
         isolating: that of the executor, for a trial that does not ask for one way.
         search: what its group's search algorithm optimizes; ``None`` if none submits it.
+        widens_replayed: whether the user has given ``max_width``, so that trials which are only replayed, and do not
+            say whether they are elastic, stand for elastic ones.
 
     Raises:
         InvalidFieldError: it is to have a process of its own, and shares one by an option of the executor.
     """
-    elastic = is_elastic(trial.trainable) or (trial.max_width is not None and is_only_replayed(trial.trainable))
+    elastic = is_elastic(trial.trainable)
+    if not elastic and (widens_replayed or trial.max_width is not None) and is_only_replayed(trial.trainable):
+        elastic = getattr(trial.trainable, "fluid_elastic", None) is None
     shares = trial.devices is not None and trial.devices < 1.0
     fusible = is_fusible(trial.trainable)
     gang = not elastic and trial.devices is not None and trial.devices >= 2

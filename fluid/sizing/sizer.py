@@ -37,6 +37,8 @@ class Sizing:
         odds: that the deadline is met on them; ``None`` if unknown.
         meets: whether the deadline is met with the odds asked for; ``None`` if unknown.
         earliest_s: seconds from now by which the most devices end with the odds asked for, if they miss the deadline.
+        is_missed: whether the most devices miss the deadline with the odds asked for. Between that and to meet it with
+            these odds lies what is not known yet: runtimes of which few were measured.
         cost_usd: expected cost from now on; ``None`` if the price is unknown.
         within_budget: whether that fits what is left of the budget; ``None`` if unknown, or without a budget.
         money_ends_in_s: seconds from now after which the budget is spent on the devices held; ``None`` without one.
@@ -48,6 +50,7 @@ class Sizing:
     odds: float | None = None
     meets: bool | None = None
     earliest_s: float | None = None
+    is_missed: bool = False
     cost_usd: float | None = None
     within_budget: bool | None = None
     money_ends_in_s: float | None = None
@@ -112,7 +115,12 @@ class Sizer:
         if meets and affordable < min(wanted, cap):
             meets = rest.meets(devices)
         return rest.sizing(
-            devices, min(wanted, affordable), meets=meets, earliest_s=earliest, interrupts=affordable < held
+            devices,
+            min(wanted, affordable),
+            meets=meets,
+            earliest_s=earliest,
+            is_missed=earliest is not None and rest.misses(self._most),
+            interrupts=affordable < held,
         )
 
     def _unmeasured(self, now: float, holds: int, cap: int) -> int:
@@ -193,6 +201,11 @@ class _Rest:
         odds = self.odds(devices, later=later)
         return odds is not None and odds >= self._goals.odds
 
+    def misses(self, devices: int) -> bool:
+        """Whether the deadline is missed with the odds asked for."""
+        end = self.end(devices)
+        return end is not None and end.quantile(min(self._goals.odds, 1.0 - self._goals.odds)) > self.left_s
+
     def device_s(self, devices: int) -> float | None:
         """Expected device-seconds from now on: the work itself, if devices that fall idle are given back."""
         end, alone = self.end(devices), self.end(1)
@@ -229,6 +242,7 @@ class _Rest:
         *,
         meets: bool | None = None,
         earliest_s: float | None = None,
+        is_missed: bool = False,
         interrupts: bool = False,
     ) -> Sizing:
         """The decision for so many devices, and for so many later, when more are useful than now."""
@@ -240,6 +254,7 @@ class _Rest:
             odds=self.odds(later),
             meets=meets,
             earliest_s=earliest_s,
+            is_missed=is_missed,
             cost_usd=cost,
             within_budget=within,
             money_ends_in_s=self._money_ends_in(devices),

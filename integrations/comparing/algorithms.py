@@ -104,10 +104,16 @@ class ReplayedTrial:
         raise NotImplementedError
 
 
+class FusedReplayedTrial(ReplayedTrial):
+    """Those of a benchmark that knows what it takes to fuse them."""
+
+    fluid_fusible = True
+
+
 def _play_natively(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
     benchmark = sweep.benchmark
     run(
-        ReplayedTrial,
+        FusedReplayedTrial if getattr(benchmark, "fuses", False) else ReplayedTrial,
         benchmark.space,
         metric=benchmark.metric,
         mode=benchmark.mode,

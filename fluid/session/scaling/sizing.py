@@ -26,6 +26,7 @@ from fluid.engine.events import (
     TrialsAdded,
     TrialSetAside,
 )
+from fluid.engine.records import TrialRecord
 from fluid.planners.instance import EndDistribution
 from fluid.policies.engine import EngineState
 from fluid.session.facts import DeadlineInForce, GoalStatus, SweepInTime
@@ -118,6 +119,9 @@ class DeviceSizing:
         self._warned: tuple[DeadlineInForce, float] | None = None
         #: US dollars that were missing when the user was last warned of the budget; ``None`` while it suffices.
         self._warned_usd: float | None = None
+        #: Of the trials that ran when the deadline or the money was first seen not to suffice, those that have done one
+        #: iteration at most since; ``None`` while it suffices.
+        self._fresh: set[str] | None = None
         self._is_over = False
         self._told_at = began
 
@@ -157,13 +161,14 @@ class DeviceSizing:
         """How it stands."""
         held = self._time.device_seconds(now)
         due, sizing = self._sized_for if self._sized_for in self._deadlines else self._due, self._sizing
+        is_told = self._warned is not None and self._warned[0] is due
         aged = max(0.0, now - self._decided_at) if sizing is not None else 0.0
         earliest = None if sizing is None or sizing.earliest_s is None else max(0.0, sizing.earliest_s - aged)
         return GoalStatus(
             deadline_s=None if due is None else max(0.0, due.at - now),
             devices=None if sizing is None else sizing.devices,
             odds=None if sizing is None else sizing.odds,
-            meets=None if sizing is None else sizing.meets,
+            meets=None if sizing is None or (sizing.meets is False and not is_told) else sizing.meets,
             earliest_s=earliest,
             device_seconds=held,
             spent_usd=self._goals.cost(held),
@@ -245,8 +250,9 @@ class DeviceSizing:
         self._sizing, self._sized_for = sizing, _ = max(sizings, key=lambda each: each[0].devices)
         self._took_s = self._backend.now() - now
         if groups:
-            self._tell(sizing, now)
-            self._tell_costs(sizing, spent)
+            known = self._is_known(sizing)
+            self._tell(sizing, now, known=known)
+            self._tell_costs(sizing, spent, known=known)
         self.held.hold(sizing.devices, interrupts=sizing.interrupts)
         if before is None or before.devices != sizing.devices:
             odds = "" if sizing.odds is None else f"; the deadline is met with {sizing.odds:.0%}"
@@ -275,12 +281,24 @@ class DeviceSizing:
     def _useful(self) -> int:
         """Devices that the trials which run or wait could use at most."""
         state = self._state
-        running = [state.trials.by_row[row] for row in state.allocations.running if row in state.trials.by_row]
-        used = sum(max(1, trial.fixed_width or state.estimates.widest(trial)) for trial in running)
+        used = sum(max(1, trial.fixed_width or state.estimates.widest(trial)) for trial in self._running())
         return used + max(len(state.queue) + len(state.arrivals), state.demand.devices)
 
-    def _tell(self, sizing: Sizing, now: float) -> None:
-        """Warns the user at once if a deadline cannot be met."""
+    def _is_known(self, sizing: Sizing) -> bool:
+        """Whether what is missing outlasts the first iterations by which it was seen: these may have warmed up."""
+        if not sizing.is_missed and sizing.within_budget is not False:
+            self._fresh = None
+            return True
+        fresh = {trial.trial_id for trial in self._running() if trial.pace.observed < 2 and trial.progress.left > 0}
+        self._fresh = fresh if self._fresh is None else self._fresh & fresh
+        return not self._fresh
+
+    def _running(self) -> list[TrialRecord]:
+        by_row = self._state.trials.by_row
+        return [by_row[row] for row in self._state.allocations.running if row in by_row]
+
+    def _tell(self, sizing: Sizing, now: float, *, known: bool) -> None:
+        """Warns the user as soon as it is known that a deadline cannot be met."""
         due = self._sized_for
         if due is None or due.sweep is not None or sizing.meets is None:
             return  # Of a sweep's own deadline, that of its group tells.
@@ -289,8 +307,8 @@ class DeviceSizing:
                 _log.warning("the deadline in %s can be met after all", format_duration(due.at - now))
                 self._warned = None
             return
-        if sizing.earliest_s is None or now + sizing.earliest_s <= due.at:
-            return  # It is too close to say.
+        if sizing.earliest_s is None or not sizing.is_missed or not known:
+            return  # It is too close to say, or too little was measured.
         earliest = now + sizing.earliest_s
         known = self._warned is not None and self._warned[0] is due
         if known and self._warned is not None and abs(self._warned[1] - earliest) < _TOLD_AGAIN * due.seconds:
@@ -302,7 +320,7 @@ class DeviceSizing:
             *(format_duration(max(0.0, due.at - now)), odds, self.held.most, format_duration(sizing.earliest_s)),
         )
 
-    def _tell_costs(self, sizing: Sizing, spent_device_s: float) -> None:
+    def _tell_costs(self, sizing: Sizing, spent_device_s: float, *, known: bool) -> None:
         """Warns the user at once if the budget does not suffice."""
         budget, spent = self._goals.budget_usd, self._goals.cost(spent_device_s)
         if budget is None or spent is None or sizing.cost_usd is None or self._is_over:
@@ -313,7 +331,9 @@ class DeviceSizing:
             if warned is not None:
                 _log.warning("the budget of $%.2f suffices after all", budget)
             self._warned_usd = None
-        elif missing > _MISSING * budget and (warned is None or abs(missing - warned) >= _TOLD_AGAIN * budget):
+        elif (
+            known and missing > _MISSING * budget and (warned is None or abs(missing - warned) >= _TOLD_AGAIN * budget)
+        ):
             self._warned_usd = missing
             _log.warning(
                 "the budget of $%.2f does not suffice: what is left is expected to cost $%.2f, and $%.2f are left",

@@ -36,7 +36,7 @@ from fluid.integrations.ray_tune.private_api import (
 )
 from fluid.rehearsal.backend import replayable_of
 from fluid.rehearsal.course import ReplayedCourse
-from fluid.rehearsal.replayable import Replayable
+from fluid.rehearsal.replayable import Replayable, ReplayedFusion
 from fluid.trainables.encoded_metrics import NO_METRICS, encode_metrics
 from fluid.trainables.import_scan import elastic_class_of
 from fluid.trainables.pickling import dump_result
@@ -119,6 +119,11 @@ class RehearsedTrial:
         self._done = 0
 
     # -- the interface of a course -------------------------------------------------------------------------
+
+    @property
+    def fusion(self) -> ReplayedFusion | None:
+        """With which trials it can train in one step; ``None`` if that is not known."""
+        return self._replayed.fusion
 
     def prepare(self, iterations: range) -> None:
         """Asks for iterations that are about to be played, and one more: the last one says that it is the last."""
