@@ -1,4 +1,4 @@
-"""Quick checks beside a long sweep of another owner: when their first result and their end come, and what the sweep loses.
+"""Quick checks beside a long sweep of another owner: when they start and end, and what the sweep loses.
 
     python benchmarks/quick_checks.py [--real] [--json benchmarks/results/quick_checks.json]
 
@@ -136,11 +136,11 @@ def run(variant: Variant) -> dict[str, float]:
                 handle.wait()
             sweep.wait()
         checks = [outcome_of(folder, group=f"check-{number}") for number in range(len(variant.checks))]
-        made = {
+        return {
             "waits_s": max(each.lead_s or 0.0 for each in checks),
             "ends_s": max(each.makespan_s for each in checks),
+            "sweep_s": outcome_of(folder, group="sweep").makespan_s,
         }
-        return made | {"sweep_s": outcome_of(folder, group="sweep").makespan_s}
 
 
 def sleeper(config: dict[str, Any], state: int | None = None) -> Iterator[tuple[dict[str, float], int]]:
