@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from fluid import Cluster, Device, Requires
 from fluid.errors import InvalidFieldError
 from fluid.forecasting.scenario import ArrivingWorkload, DeviceChange, Runtimes, Scenario, Workload
 from fluid.planners.portfolio import make_planner
 from fluid.policies.engine import EngineState
+from fluid.reports.tables.comparison import policies_as_json, policy_tables
 from fluid.simulation.simulate import simulate
 from fluid.simulation.sized import Terms, simulate_fixed
 
@@ -151,3 +156,38 @@ def test_errors_name_field_and_value(data: dict[str, Any], message: str) -> None
     with pytest.raises(InvalidFieldError) as error:
         Scenario.from_json({**JSON, **data})
     assert message in str(error.value)
+
+
+def test_workloads_have_deadlines_which_results_say_were_met(tmp_path: Path) -> None:
+    read = {"devices": 4, "name": "due", "c": 1, "d": 1}
+    runtimes = {"seconds_per_iteration": 50.0}
+    tight = {"name": "tight", "trials": 16, "max_iterations": 2, "runtimes": runtimes, "deadline": "11m 40s"}
+    loose = {
+        "name": "loose",
+        "trials": 20,
+        "max_iterations": 4,
+        "runtimes": runtimes,
+        "deadline": [["15m", 1], [2e3, 2]],
+    }
+    plain = {"name": "plain", "trials": 1, "max_iterations": 1, "runtimes": runtimes, "weight": 0.001}
+    path = tmp_path / "scenario.json"
+    path.write_text(json.dumps({**read, "group_policy": "fifo", "workloads": [loose, tight, plain]}))
+    found = simulate(Scenario.load(path), make_planner("portfolio"))
+    first, second, third = found.workloads
+    assert (first.met, second.met, third.met) == (False, True, None), "without its deadline, the second would be last"
+    assert second.deadline == 700.0 and first.deadline == 900.0
+    console = Console(file=io.StringIO(), width=120)
+    console.print(policy_tables([found], "title"))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "deadlines met" in shown and "1 of 2" in shown and " late" in shown
+    (run,) = policies_as_json([found])["results"]
+    assert [each.get("deadline_met") for each in run["workloads"]] == [False, True, None]
+    without = simulate(scenario(ArrivingWorkload(trials=1), ArrivingWorkload(trials=1)), make_planner("portfolio"))
+    assert "deadline_met" not in policies_as_json([without])["results"][0]["workloads"][0]
+
+
+def test_a_deadline_of_a_workload_that_cannot_be_is_refused() -> None:
+    with pytest.raises(InvalidFieldError, match="deadline='soon'"):
+        ArrivingWorkload(deadline="soon")
+    with pytest.raises(InvalidFieldError, match="weight=0"):
+        ArrivingWorkload(weight=0)
