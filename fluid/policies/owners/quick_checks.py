@@ -170,7 +170,8 @@ class QuickChecks(Policy):
         ):
             return False
         (device,) = core.occupancy.held[trial.row]
-        return trial.spec.can_save or core.memory.usable_bytes(device) is None
+        can_leave = trial.spec.can_save or core.memory.usable_bytes(device) is None
+        return can_leave and self._shares.can_wait(trial.owner)
 
     def _clear(self, coming: TrialRecord, device: int, victims: list[TrialRecord]) -> None:
         core = self._core
@@ -270,7 +271,7 @@ class QuickChecks(Policy):
         core = self._core
         back = next((core.trials.by_row[row] for row in clearing.victims if row in core.queue), None)
         first = back is None or trial.group_priority > back.group_priority
-        if back is None or first or self._shares.outranks(trial.owner, back.owner):
+        if back is None or first or self._shares.is_before(trial.owner, back.owner):
             core.top_up(trial)
             return
         self._lifecycle.preempt(trial, back)

@@ -333,8 +333,7 @@ class GroupShares:
         """
         if owner != other and (self.is_by_itself(owner) or self.is_by_itself(other)):
             return False
-        last = len(self.ranks)
-        return owner == other or self.ranks.get(owner, last) < self.ranks.get(other, last)
+        return owner == other or self.is_before(owner, other)
 
     def share_of(self, trial: TrialRecord) -> frozenset[int] | None:
         """The devices that a trial gets first; ``None`` for all that it may get."""
@@ -420,6 +419,28 @@ class GroupShares:
         due = next(seconds for seconds, _ in terms.deadline.steps if seconds > now - since) - (now - since) + passed
         odds = 1.0 - ends_of(order, devices)[at].late(due)
         return GroupLateness(odds, earliest, 1.0 - alone.late(due) >= CAN_MEET, False)
+
+    def can_wait(self, owner: int) -> bool:
+        """Whether an owner's trials may make room for what nothing is known of: no deadline that can be met is in danger.
+
+        Such a one is expected to be met if the group takes as long again as it has left.
+        """
+        terms, _ = self._own_terms.get(owner, (PLAIN_TERMS, 0.0))
+        if terms.deadline is None:
+            return True
+        order, devices = self.units_in_order()
+        at = next((place for place, unit in enumerate(order) if unit.owner == owner), None)
+        if at is None or not order[at].ahead:
+            return True
+        unit, due = order[at], order[at].ahead[0][0]
+        if unit.measured and 1.0 - end_alone(unit, devices).late(due) < CAN_MEET:
+            return True
+        return unit.measured and 2.0 * ends_of(order, devices)[at].mean <= due
+
+    def is_before(self, owner: int, other: int) -> bool:
+        """Whether an owner comes before another in the starting order."""
+        last = len(self.ranks)
+        return self.ranks.get(owner, last) < self.ranks.get(other, last)
 
     def is_by_itself(self, owner: int) -> bool:
         """Whether an owner is one group that has a deadline or a weight."""
