@@ -14,6 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from fluid._clock import Clock, wall_seconds
 from fluid.backends.base import Backend
 from fluid.engine.events import (
@@ -477,12 +479,15 @@ class Session:
             for event in events:
                 group = left.groups[event.group_id].submitted()
                 inbox = GroupInbox(event.group_id, group, listeners.get(group.name), self.waits)
+                inbox.deadline = left.groups[event.group_id].line.terms.deadline
+                if getattr(inbox.listener, "tells_unfinished", False):  # A sweep's call says anew when it is to end.
+                    event = structs.replace(event, terms=replace(event.terms, deadline=None))
+                    inbox.deadline = None
                 ended = {past.trial.trial_id: past.ended for past in event.trials if past.ended}
                 results = left.results.groups.get(event.group_id)
                 offset = left.results.axis.offsets[-1] + self._folder.shift
                 inbox.take_over(ended, left.recovered.failures, results, offset, trackers[event.group_id])
                 inbox.outcomes, inbox.has_forgotten = left.recovered.outcomes, bool(event.forgotten)
-                inbox.deadline = left.groups[event.group_id].line.terms.deadline
                 inbox.note_seeds(payloads[event.group_id])
                 self._pump.inboxes[event.group_id] = inbox
                 self._pump.handle(event, accepted=partial(register, event.group_id))
