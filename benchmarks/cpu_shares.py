@@ -209,7 +209,6 @@ def measure(runs: int) -> dict[str, Any]:
         for name, order in ways.items():
             print(json.dumps(order), file=server.stdin, flush=True)
             seconds[name].append(float(server.stdout.readline()))
-            print(name, seconds[name][-1], file=sys.stderr)
     server.communicate()
     found = {}
     for name, each in seconds.items():
