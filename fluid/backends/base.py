@@ -390,8 +390,7 @@ class DeviceBinding(NamedTuple):
         node: the Ray node that has the device; empty for this machine.
         token: the GPU's UUID, which names it to CUDA and MPS; several have commas between; empty for a CPU device.
         visible: value of ``CUDA_VISIBLE_DEVICES``; empty hides every GPU.
-        threads: threads that PyTorch and numeric libraries may use.
-        divides_threads: whether those are of all lanes that run trials on the device at a time, and not of each.
+        threads: threads that PyTorch and numeric libraries use in each lane.
         cores: the CPU cores that the lane is pinned to; none for no pinning.
         bounded: whether the device's memory is limited, so that it is measured on a CPU, too.
         variables: environment variables that tell code in the lane about its device, each a list as JSON.
@@ -406,7 +405,6 @@ class DeviceBinding(NamedTuple):
     cores: tuple[int, ...] = ()
     bounded: bool = False
     variables: tuple[tuple[str, str], ...] = ()
-    divides_threads: bool = False
 
     @classmethod
     def joined(cls, bindings: Sequence[DeviceBinding]) -> DeviceBinding:

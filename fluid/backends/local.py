@@ -216,7 +216,7 @@ class LocalBackend(LaneBackend):
         self._bindings = bindings = _LocalBindings(
             gpus=self._gpus,
             pin_cores=pin_cores,
-            threads=threads_per_gpu(sum(device.kind == "gpu" for device in chosen)),
+            threads=threads_per_gpu(len(self._gpus)),
             stand_ins=_mps_program is not None,
         )
         self._host = Host(
@@ -312,7 +312,7 @@ class _LocalBindings:
     Attributes:
         gpus: the GPUs of this machine; a GPU device's index is its place among them.
         pin_cores: whether a CPU device's lanes run on one core only.
-        threads: of a GPU, for the lanes that run trials there, where ``OMP_NUM_THREADS`` does not say.
+        threads: of each lane of a GPU, where ``OMP_NUM_THREADS`` does not say.
         stand_ins: whether CPU devices stand in for GPUs, in tests.
     """
 
@@ -330,7 +330,6 @@ class _LocalBindings:
             device.kind,
             token=self.token(device),
             threads=explicit_threads() or (self.threads if is_gpu else 1),
-            divides_threads=is_gpu and explicit_threads() is None,
             cores=(cores[device.index % len(cores)],) if self.pin_cores and not is_gpu else (),
             bounded=device.memory_bytes is not None,
             variables=device_variables(device.index),

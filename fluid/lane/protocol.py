@@ -203,12 +203,6 @@ class KeepBar(Frame, frozen=True):
     room: int | None
 
 
-class SetThreads(Frame, frozen=True):
-    """Use that many CPU threads, as other lanes have begun or ended to run trials on the device."""
-
-    threads: int
-
-
 #: All that a lane is told. It ends with a StopLane.
 ToLane = (
     ShipTrainable
@@ -225,7 +219,6 @@ ToLane = (
     | AdoptResident
     | ToMember
     | KeepBar
-    | SetThreads
     | StopLane
 )
 

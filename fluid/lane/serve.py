@@ -57,7 +57,6 @@ from fluid.lane.protocol import (
     LaneOptions,
     Membership,
     PayloadMissing,
-    SetThreads,
     SetUpTrial,
     ShipTrainable,
     ToMember,
@@ -168,7 +167,6 @@ class _Lane:
             Answer: lambda message: None,  # The thread that waits for it has had it.
             KeepBar: self._residents.checkpoints.set_bar,
             LimitRows: self._set_rows,
-            SetThreads: lambda message: self._residents.threads.change(message.threads),
             StopLane: self._shutdown,
         }
 

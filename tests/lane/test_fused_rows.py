@@ -26,6 +26,7 @@ from fluid.fused.optimizers import OptimizerSpec
 from fluid.lane.protocol import ShipTrainable
 from fluid.resources import MemoryNeed
 from fluid.trainables.pickling import dump_arguments, dump_config, dump_trainable
+from fluid.trial_fields import TrialProcess
 
 pytestmark = pytest.mark.slow
 
@@ -180,6 +181,17 @@ def test_trials_of_other_keys_and_other_trainables_take_turns_with_a_pack(lane: 
     assert rows == {"a": {2}, "b": {2}, "wide": {1}, "adam": {1}, "function": {1}}
     for name, values in fused.items():
         assert is_near(done[name][-1].metrics, alone(Net, values, 3)[-1])
+
+
+def test_trials_of_unlike_numbers_of_threads_do_not_train_together(lane: Any) -> None:
+    lane.send(ShipTrainable(0, dump_trainable(Net), ()))
+    asked = {"a": None, "b": 2, "c": 2, "d": 3}
+    for number, (name, threads) in enumerate(asked.items()):
+        lane.send(to.set_up(name, 0, dump_config(config(number)), 0, process=TrialProcess(threads)))
+    keys = [lane.receive(TrialStarted, name).fusion_key for name in asked]
+    assert keys[1] == keys[2] and len(set(keys)) == 3
+    lane.send(*(to.run(name, 2) for name in asked))
+    assert [each[-1].rows for each in iterated(lane, asked, 2).values()] == [1, 2, 2, 1]
 
 
 def test_a_row_is_saved_and_called_without_harm_to_the_others(make_lane: Callable[..., Any]) -> None:

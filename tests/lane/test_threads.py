@@ -15,6 +15,7 @@ import pytest
 from fluid import FluidExecutor, Trial, TrialGroup
 from fluid.lane.process import threads as module
 from fluid.lane.process.threads import LaneThreads, set_threads
+from fluid.resources import available_cores
 
 
 class Torch:
@@ -37,30 +38,13 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Torch:
     return made
 
 
-def test_a_lane_changes_its_number(torch: Torch) -> None:
-    threads = LaneThreads(8)
-    threads.change(4)
-    assert (torch.threads, os.environ["OMP_NUM_THREADS"]) == (4, "4")
-
-
 def test_the_number_that_a_trial_asks_for_stays_in_force_while_it_runs(torch: Torch) -> None:
     threads = LaneThreads(8)
     threads.enter(2)
-    threads.change(4)
     assert torch.threads == 2
-    threads.leave()
-    assert torch.threads == 4
+    assert threads.leave() == 2 and torch.threads == 8
     threads.enter(None)
-    threads.change(3)
-    threads.leave()
-    assert torch.threads == 3
-
-
-def test_the_number_that_a_trial_sets_itself_stays_in_force(torch: Torch) -> None:
-    threads = LaneThreads(8)
-    torch.set(1)
-    threads.change(4)
-    assert (torch.threads, os.environ["OMP_NUM_THREADS"]) == (1, "8")
+    assert threads.leave() is None and torch.threads == 8
 
 
 def test_the_number_that_a_trial_sets_is_its_own(torch: Torch) -> None:
@@ -69,12 +53,11 @@ def test_the_number_that_a_trial_sets_is_its_own(torch: Torch) -> None:
     torch.set(3)
     asked = threads.leave()
     assert (asked, torch.threads) == (3, 8), "another trial has the lane's own"
-    threads.change(4)
     threads.enter(asked)
     assert torch.threads == 3
-    assert threads.leave() == 3 and torch.threads == 4
+    assert threads.leave() == 3 and torch.threads == 8
     os.environ["OMP_NUM_THREADS"] = "1"
-    assert threads.leave() is None and os.environ["OMP_NUM_THREADS"] == "4"
+    assert threads.leave() is None and os.environ["OMP_NUM_THREADS"] == "8"
 
 
 def test_as_many_processes_compile(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +100,32 @@ def test_joblib_starts_no_more_processes_in_a_trial_than_its_lane_has_threads(tm
 
 def test_libraries_that_are_loaded_later_read_the_number(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
-    LaneThreads(8).change(2)
+    set_threads(2)
     assert os.environ["OMP_NUM_THREADS"] == os.environ["MKL_NUM_THREADS"] == "2"
     set_threads(5)
     assert os.environ["OMP_NUM_THREADS"] == "5"
+
+
+def test_numpy_has_the_number_too_where_the_process_that_forks_lanes_had_loaded_it(tmp_path: Path) -> None:
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    numpy = pytest.importorskip("numpy")
+    if not [library for library in threadpoolctl.threadpool_info() if library["internal_api"] == "openblas"]:
+        pytest.skip("NumPy has no OpenBLAS here")
+
+    def dot(config: dict[str, Any]) -> Iterator[dict[str, float]]:
+        import numpy
+
+        x, y = numpy.random.default_rng(0).standard_normal((2, 1_000_003))
+        yield {"dot": float(x @ y)}
+
+    with FluidExecutor("local", 1, verbose=0, run_dir=tmp_path / "run") as executor:
+        trials = [Trial(dot, {}, trial_id=f"{threads}", threads=threads) for threads in (2, 1)]
+        handle = executor.submit_trialgroup(TrialGroup(trials))
+        found = {result.trial_id: result.metrics["dot"] for result in handle.results()}
+    x, y = numpy.random.default_rng(0).standard_normal((2, 1_000_003))
+    expected = []
+    for limit in (1, min(2, len(available_cores()))):
+        with threadpoolctl.threadpool_limits(limit):
+            expected.append(float(x @ y))
+    assert [found["1"], found["2"]] == expected
+    assert len(available_cores()) == 1 or expected[0] != expected[1], "the number of threads shows"

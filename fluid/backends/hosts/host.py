@@ -93,7 +93,11 @@ def explicit_threads() -> int | None:
 
 
 def threads_per_gpu(gpus: int) -> int:
-    """Returns how many threads the lanes of a GPU divide among them: its share of the cores."""
+    """Returns how many threads each lane of a GPU has: the GPU's share of the cores.
+
+    Args:
+        gpus: those of the machine, also if a session uses fewer: a trial computes alike in both.
+    """
     return max(1, len(available_cores()) // max(1, gpus))
 
 

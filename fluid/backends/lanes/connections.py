@@ -23,6 +23,7 @@ class LaneConnection:
     Attributes:
         socket: its connection, once it has one.
         outbox: messages not yet given to the socket.
+        threads: its CPU threads.
         known: keys of the trainables it has been sent.
         trials: those that it was told to set up, and has not got rid of.
         offset: seconds by which its clock is behind the driver's.
@@ -39,6 +40,7 @@ class LaneConnection:
     socket: FramedSocket | None = None
     host: str = "localhost"
     outbox: list[Any] = field(default_factory=list)
+    threads: int = 1
     known: set[int] = field(default_factory=set)
     trials: set[str] = field(default_factory=set)
     offset: float = 0.0

@@ -321,9 +321,9 @@ class LanePool(Backend):
         self._next_lane = max(self._next_lane, command.lane_id + 1)
         lane = self._lanes.add(command.lane_id)
         try:
-            bindings = [self._bind(self._devices[device_id]) for device_id in command.device_ids]
-            threads = self._router.shares.add(command.lane_id, bindings)
-            self._starts.begin(lane, DeviceBinding.joined(bindings)._replace(threads=threads))
+            binding = DeviceBinding.joined([self._bind(self._devices[device_id]) for device_id in command.device_ids])
+            lane.threads = binding.threads
+            self._starts.begin(lane, binding)
         except (FluidError, OSError) as error:
             self._lost(lane, f"could not be started: {error}")
 
@@ -376,7 +376,6 @@ class LanePool(Backend):
             self._look_at = self._clock.now() + _LOOK_S
             self._launcher.look()
             self._look_at_lanes()
-            self._router.settle_threads()
         self._lanes.flush()
         return waited.woken
 

@@ -168,6 +168,8 @@ class Registry:
         #: The key, the config, and what the trial asks of its process: but for its seeds, which are packed, most ask
         #: for the same.
         self._trials: dict[str, tuple[int, bytes, TrialProcess, bytes | None]] = {}
+        #: CPU threads of the lane in which each trial that asks for no number began.
+        self._threads: dict[str, int] = {}
         #: Key of each trainable, by its digest. A key is not used again.
         self._keys: dict[bytes, int] = {}
         self._next_key = 0
@@ -218,6 +220,7 @@ class Registry:
         if trial is None:
             return []
         self._rules.pop(trial_id, None)
+        self._threads.pop(trial_id, None)
         name = self._large_configs.pop(trial_id, None)
         if name is not None:
             self._payloads.remove(name)
@@ -244,9 +247,18 @@ class Registry:
         """Returns the key of a trial's trainable, and its pickled config."""
         return self._trials[trial_id][:2]
 
-    def process(self, trial_id: str) -> TrialProcess:
-        """Returns what a trial asks of its process."""
+    def process(self, trial_id: str, threads: int) -> TrialProcess:
+        """Returns what a trial that is set up in a lane asks of its process.
+
+        A trial keeps the number of CPU threads with which it began, as its sums depend on it.
+
+        Args:
+            trial_id: the trial.
+            threads: the lane's.
+        """
         _, _, asked, seeds = self._trials[trial_id]
+        if asked.threads is None and (first := self._threads.setdefault(trial_id, threads)) != threads:
+            asked = asked._replace(threads=first)
         return asked._replace(seeds=None if seeds is None else Seeds.unpack(seeds))
 
     def rule(self, trial_id: str) -> KeepRule | None:

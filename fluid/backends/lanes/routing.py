@@ -16,12 +16,11 @@ from fluid.backends.base import CheckpointSource
 from fluid.backends.lanes.connections import Deferred, LaneConnection, LaneConnections
 from fluid.backends.lanes.elastic import ElasticTrials, Migrations, OfTrial, PoolAction, SetUpMember, ToLane
 from fluid.backends.lanes.registry import HostPayloads, Registry
-from fluid.backends.lanes.threads import ThreadShares
 from fluid.backends.lanes.times import located
 from fluid.engine.commands import Resize, StartTrial, StopTrial
 from fluid.engine.events import Event, TrialFailed, TrialReleased, TrialSaved
 from fluid.errors import FluidError
-from fluid.lane.protocol import FromMember, Membership, ModulesLoaded, PayloadMissing, SetThreads, SetUpTrial
+from fluid.lane.protocol import FromMember, Membership, ModulesLoaded, PayloadMissing, SetUpTrial
 
 #: Seconds for a host to be started on a machine that has a checkpoint; then the trial starts without it.
 _SOURCE_S = 30.0
@@ -39,7 +38,6 @@ class TrialRouter:
         checkpoints_at: tells where the checkpoints of a machine, given its name, are served to others.
 
     Attributes:
-        shares: how the lanes of a device divide its CPU threads.
         hears_all: whether lanes that were told to end are heard, too, as the session ends.
     """
 
@@ -52,7 +50,6 @@ class TrialRouter:
         process_group: str,
         checkpoints_at: Callable[[str], CheckpointSource],
     ) -> None:
-        self.shares = ThreadShares()
         self.hears_all = False
         self._checkpoints_at = checkpoints_at
         self._lanes = lanes
@@ -77,14 +74,8 @@ class TrialRouter:
 
     def execute(self, command: OfTrial) -> list[Event]:
         """Carries a command out, or keeps it for later; returns what the engine is to know at once."""
-        self.shares.follow(command)
-        self._tell_threads(self.shares.fewer())  # Before a lane sets its trial up.
         self._execute(command)
         return self._take()
-
-    def settle_threads(self) -> None:
-        """Tells lanes that may use more CPU threads; to be called once in a while."""
-        self._tell_threads(self.shares.settled())
 
     def hear(self, lane: LaneConnection, message: Any) -> list[Event]:
         """Takes a message of a lane; returns what the engine is to know. One that was told to end is not heard."""
@@ -133,7 +124,6 @@ class TrialRouter:
 
     def lane_is_gone(self, lane_id: int) -> None:
         """Gives up migrations from or to a lane of which no message will come any more."""
-        self.shares.remove(lane_id)
         self._migrations.lane_lost(lane_id)
         self._payloads.lane_is_gone(lane_id)
 
@@ -187,7 +177,8 @@ class TrialRouter:
             name = self._registry.large_config(command.trial_id)
             if name is not None:
                 self._payloads.starting(lane_id, command.trial_id, name)
-            process, keep = self._registry.process(command.trial_id), self._registry.rule(command.trial_id)
+            keep = self._registry.rule(command.trial_id)
+            process = self._registry.process(command.trial_id, lane.threads)
             start = functools.partial(SetUpTrial, command, key, config, membership, process=process, keep=keep)
             is_known = command.checkpoint is None and name is None
             self._lanes.put(lane, start() if is_known else self._deferred(command, start, name))
@@ -218,13 +209,8 @@ class TrialRouter:
 
         return Deferred(resolve)
 
-    def _tell_threads(self, told: Iterable[tuple[int, int]]) -> None:
-        for lane_id, threads in told:
-            self._lanes.send(lane_id, SetThreads(threads))
-
     def _take(self) -> list[Event]:
         events, self._events = self._events, []
-        self.shares.hear(events)
         if self._registry.has_large_configs:
             for event in events:
                 if isinstance(event, (TrialReleased, TrialFailed)):

@@ -291,7 +291,6 @@ class _RayBindings:
             token=token,
             visible=visible or "",
             threads=devices.threads_for(index),
-            divides_threads=device.kind == "gpu",
             bounded=device.memory_bytes is not None,
             variables=(*device_variables(index), *variables_of(*devices.bundle_of(index))),
         )

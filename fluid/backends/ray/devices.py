@@ -266,7 +266,8 @@ class RayDevices:
         mine = self._slots[index]
         if mine.device.kind == "cpu":
             return 1
-        return max(1, self._nodes[mine.node].count("cpu") // self._counts.on_node[mine.node])
+        node = self._nodes[mine.node]  # All its GPUs count, however many are the session's: that number changes.
+        return max(1, node.count("cpu") // max(1, node.count("gpu")))
 
     def is_lost(self, index: int) -> bool:
         """Whether a device's node is gone."""

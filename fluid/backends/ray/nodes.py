@@ -319,23 +319,20 @@ class DeviceSlot:
 
 
 class DeviceCounts(NamedTuple):
-    """How many devices there are on each node and each machine.
+    """How many devices there are on each machine.
 
     Attributes:
         slots: what was counted.
-        on_node: by id of the node.
         on_machine: by name of the machine, which may have several nodes.
     """
 
     slots: Mapping[int, DeviceSlot]
-    on_node: Counter[str]
     on_machine: Counter[str]
 
     @classmethod
     def of(cls, slots: Mapping[int, DeviceSlot]) -> DeviceCounts:
         """Counts devices."""
-        on_node = Counter(slot.node for slot in slots.values())
-        return cls(slots, on_node, Counter(slot.device.host for slot in slots.values()))
+        return cls(slots, Counter(slot.device.host for slot in slots.values()))
 
 
 def reserve(devices: Sequence[Device]) -> Any:

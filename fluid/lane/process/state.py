@@ -66,6 +66,11 @@ class ProcessState:
         #: Its signal timers while its code does not run.
         self._timers: tuple[tuple[float, float], ...] | None = None
 
+    @property
+    def asked_threads(self) -> int | None:
+        """CPU threads that the resident has instead of the lane's; ``None`` for the lane's."""
+        return self._asked_threads
+
     def begin(self) -> None:
         """Brings the process to where the resident's set-up begins, which may have been tried before."""
         write_random_state({})

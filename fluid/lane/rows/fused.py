@@ -37,8 +37,11 @@ class FusedRows:
         found = None if resident.member is not None else _key_of(resident.body)
         if found is None:
             return None
-        self.groups.add(resident, *found)
-        return found[0]
+        digest, trainable = found
+        if (threads := resident.process_state.asked_threads) is not None:
+            digest = f"{digest}-{threads}"  # A step has the threads of all its rows.
+        self.groups.add(resident, digest, trainable)
+        return digest
 
     def others_like(self, rows: Sequence[ResidentTrial]) -> list[ResidentTrial]:
         """Returns the other residents that may share tensors with residents that run at once; any may be given."""

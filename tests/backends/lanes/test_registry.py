@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,6 +12,7 @@ from fluid.backends.base import Launcher
 from fluid.backends.lanes import registry
 from fluid.backends.lanes.registry import HostPayloads, Registry
 from fluid.trainables.payload import LARGE_BYTES, TrainablePayload, TrialPayload
+from fluid.trial_fields import TrialProcess
 
 KEPT = registry._KEPT
 
@@ -83,3 +85,14 @@ def test_a_large_config_is_dropped_with_the_last_trial_that_has_it() -> None:
     assert dropped == [] and known.has_large_configs
     known.forget("b")
     assert dropped == [name] and not known.has_large_configs
+
+
+def test_a_trial_keeps_the_number_of_threads_with_which_it_began() -> None:
+    known = Registry(lambda modules: None, payloads([]))
+    known.register("a", payload(1))
+    known.register("asks", dataclasses.replace(payload(1), process=TrialProcess(threads=5)))
+    assert [known.process("a", lane).threads for lane in (2, 3, 2)] == [None, 2, None], "None for the lane's own"
+    assert [known.process("asks", lane).threads for lane in (2, 3)] == [5, 5]
+    known.forget("a")
+    known.register("a", payload(1))
+    assert known.process("a", 3).threads is None
