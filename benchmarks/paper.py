@@ -6,9 +6,9 @@
     python benchmarks/paper.py --workloads sleep --devices 8 --json benchmarks/results/paper_sleep.json
     python benchmarks/paper.py --workloads arithmetic --json benchmarks/results/paper_arithmetic.json
 
-The last two have trials of known work (paper_lanes_workload.py): sleeping ones, of which a machine with two cores runs as
-many as one with eight devices, and ones that keep a core busy. Of these a table says which part of a gain is scheduling
-(paper_gains.py).
+The last two have trials of known work (paper_lanes_workload.py): sleeping ones, of which a machine with two cores runs
+as many as one with eight devices, and ones that keep a core busy. Of these a table says which part of a gain is
+scheduling (paper_gains.py).
 
 Systems: "fluid" is Ray Tune on Fluid, "fluid_unpacked" the same with ``packing="off"``, "fluid_fifo" with
 ``planner="fifo"`` as well: first come first served. "ray_default" is plain Ray Tune, and "ray_reuse_actors" is Ray Tune
@@ -82,8 +82,9 @@ def workloads() -> dict[str, Any]:
 def sweep(system: str, name: str, algorithm: str, options: argparse.Namespace) -> Run:
     """Runs a sweep and returns its figures.
 
-    ``first`` is when the first iteration began, seconds from the call. ``curve`` has the seconds at which the driver received each new best value, and that value; ``busy_s`` has, for each
-    device, the stretches in which a trial trained.
+    ``first`` is when the first iteration began, seconds from the call. ``curve`` has the seconds at which the driver
+    received each new best value, and that value; ``busy_s`` has, for each device, the stretches in which a trial
+    trained.
     """
     from tuning.running import Sweep
 

@@ -2,18 +2,18 @@
 
     python benchmarks/paper_concurrency.py --data DIR [--seeds 5] [--tasks 189866,...] [--json FILE] [--png FILE]
 
-The engine, the planner and ASHA are the real ones; trials are replayed from YAHPO Gym's surrogate of LCBench on a virtual
-clock (docs/rehearsal.md), with the overheads of paper_shapes.py: alpha 1.12, beta 1.06, and 1 s for a resize and for a
-set-up. Without Fluid there is one trial on each device, first come first served; ASHA then keeps as many under way as
-there are devices. With Fluid, 8 are under way on any number of devices, as in the paper.
+The engine, the planner and ASHA are the real ones; trials are replayed from YAHPO Gym's surrogate of LCBench on a
+virtual clock (docs/rehearsal.md), with the alpha and beta of paper_shapes.py, 1.12 and 1.06, and 1 s for a resize and
+for a set-up. Without Fluid there is one trial on each device, first come first served; ASHA then keeps as many under way
+as there are devices. With Fluid, 8 are under way on any number of devices, as in the paper.
 
 * Figure 3.3: time and device-seconds until ASHA without Fluid reaches a regret, on 4, 8, 16 and 32 devices.
 * Figure 3.10: the same on 4, 8 and 16 devices, without Fluid and with it.
 
 A sweep has 128 trials of at most 52 epochs. A regret is normalised: 0 is the best value of 2,000 random configs, 1 the
-worst one at the end. A device-second is a second for which one device is held. Figures are geometric means, over tasks and
-seeds, of the sweeps that reach the regret on every number of devices and in both ways, so that all rows are of the same
-sweeps.
+worst one at the end. A device-second is a second for which one device is held. Figures are geometric means, over tasks
+and seeds, of the sweeps that reach the regret on every number of devices and in both ways, so that all rows are of the
+same sweeps.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def show(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> Non
 
 
 def draw(played: Mapping[tuple[str, int], Mapping[str, Mapping[str, Any]]], path: Path) -> None:
-    """Draws the mean regret over time and over device-seconds, in units of the time in which 8 devices reach the target."""
+    """Draws the mean regret over time and over device-seconds, in units of what 8 devices take to the target."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11.0, 3.8), facecolor="white", layout="constrained")
@@ -169,7 +169,7 @@ def draw(played: Mapping[tuple[str, int], Mapping[str, Mapping[str, Any]]], path
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_title(title, loc="left", fontsize=9)
-        axes.set_xlabel("device-seconds / those of 8 to the target" if per_device else "seconds / those of 8 to the target")
+        axes.set_xlabel(f"{'device-seconds' if per_device else 'seconds'} / those of 8 to the target")
         axes.grid(color="#d9d9d9", linewidth=0.5)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=7)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 #: How many times as long an algorithm takes without Fluid in the paper's Figure 3.7 (time to a target, three tasks, 8
-#: GPUs), by its text: least and most. The figure has no numbers. It leaves three algorithms out: of random and grid search
-#: the text says 10 to 70 % for all workloads; Successive Halving is one of the synchronous ones, which gain 30 to 100 %.
+#: GPUs), by its text: least and most. The figure has no numbers. It leaves three algorithms out: of random and grid
+#: search the text says 10 to 70 % for all workloads; Successive Halving is one of the synchronous ones, which gain 30 to
+#: 100 %.
 PAPER: Mapping[str, tuple[float, float]] = {
     "random": (1.1, 1.7),
     "grid": (1.1, 1.7),
@@ -34,7 +35,7 @@ class Gain(NamedTuple):
         seeds: how many runs ``scheduling`` is the mean of.
         unpacked: that of ``packing="off"`` over the defaults: what packing gains.
         to_target: as ``scheduling``, but to the first result at the target.
-        reused: as ``scheduling``, of Ray Tune with ``reuse_actors=True``, whose actors are warm after their first trial.
+        reused: as ``scheduling``, of Ray Tune with ``reuse_actors=True``: an actor is warm after its first trial.
         busy: shares of the devices' time, first come first served and with Fluid's defaults.
     """
 
@@ -111,8 +112,8 @@ def table(title: str, gains: Mapping[str, Gain]) -> Any:
         caption_justify="left",
     )
     drawn.add_column("algorithm")
-    columns = ("paper", "Tune", "scheduling", "packing", "to target", "start-up", "reuse", "busy fifo", "busy", "as large")
-    for column in columns:
+    timed = ("Tune", "scheduling", "packing", "to target", "start-up", "reuse")
+    for column in ("paper", *timed, "busy fifo", "busy", "as large"):
         drawn.add_column(column, justify="right")
     for name, gain in gains.items():
         least, most = gain.paper

@@ -2,8 +2,8 @@
 
 Eight lanes of trials that sleep are as fast as eight devices on a machine with two cores, so that what a schedule gains
 or loses there (idle tails, stragglers, packing, widening) shows in real sweeps. What devices would cost is assumed, and
-paid by all systems: each of k trials on one device takes ``alpha ** (k - 1)`` times as long as alone, on w devices a trial
-takes ``beta ** (w - 1) / w`` times as long. Trials that compute share cores for real; only beta is assumed of them.
+paid by all systems: each of k trials on one device takes ``alpha ** (k - 1)`` times as long as alone, on w devices a
+trial takes ``beta ** (w - 1) / w`` times as long. Trials that compute share cores for real; only beta is assumed of them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _STRETCH = 20.0
 class KnownWork(ElasticTrainable):
     """A trial of known length; ``accuracy`` approaches a peak that depends on the rate.
 
-    Its config: ``seconds`` of an iteration, in units of the scale; ``lr``; and under ``fixed`` ``unit`` (seconds), ``alpha``
-    (``None`` for one that computes instead of sleeping), ``beta``, and ``sharing``, a folder in which trials tell which
-    device they use.
+    Its config: ``seconds`` of an iteration, in units of the scale; ``lr``; and under ``fixed`` ``unit`` (seconds),
+    ``alpha`` (``None`` for one that computes instead of sleeping), ``beta``, and ``sharing``, a folder in which trials
+    tell which device they use.
     """
 
     def build(self, config: dict[str, Any]) -> None:
