@@ -4,8 +4,8 @@
 
 The engine, the planner and ASHA are the real ones; trials are replayed from YAHPO Gym's surrogate of LCBench on a
 virtual clock (docs/rehearsal.md), with the alpha and beta of paper_shapes.py, 1.12 and 1.06, and 1 s for a resize and
-for a set-up. Without Fluid there is one trial on each device, first come first served; ASHA then keeps as many under way
-as there are devices. With Fluid, 8 are under way on any number of devices, as in the paper.
+for a set-up. Without Fluid there is one trial on each device, first come first served; ASHA then keeps as many under
+way as there are devices. With Fluid, 8 are under way on any number of devices, as in the paper.
 
 * Figure 3.3: time and device-seconds until ASHA without Fluid reaches a regret, on 4, 8, 16 and 32 devices.
 * Figure 3.10: the same on 4, 8 and 16 devices, without Fluid and with it.

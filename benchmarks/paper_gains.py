@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 #: How many times as long an algorithm takes without Fluid in the paper's Figure 3.7 (time to a target, three tasks, 8
 #: GPUs), by its text: least and most. The figure has no numbers. It leaves three algorithms out: of random and grid
-#: search the text says 10 to 70 % for all workloads; Successive Halving is one of the synchronous ones, which gain 30 to
-#: 100 %.
+#: search the text says 10 to 70 %, as for all workloads; Successive Halving is synchronous, which gains 30 to 100 %.
 PAPER: Mapping[str, tuple[float, float]] = {
     "random": (1.1, 1.7),
     "grid": (1.1, 1.7),

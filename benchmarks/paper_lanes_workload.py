@@ -3,7 +3,7 @@
 Eight lanes of trials that sleep are as fast as eight devices on a machine with two cores, so that what a schedule gains
 or loses there (idle tails, stragglers, packing, widening) shows in real sweeps. What devices would cost is assumed, and
 paid by all systems: each of k trials on one device takes ``alpha ** (k - 1)`` times as long as alone, on w devices a
-trial takes ``beta ** (w - 1) / w`` times as long. Trials that compute share cores for real; only beta is assumed of them.
+trial takes ``beta ** (w - 1) / w`` times as long. Trials that compute share cores for real: only their beta is assumed.
 """
 
 from __future__ import annotations
