@@ -20,6 +20,7 @@ if (_EXAMPLES := str(ROOT / "examples")) not in sys.path:
 import paper_gains
 import paper_shapes
 
+ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
 
 
