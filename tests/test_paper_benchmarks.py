@@ -50,6 +50,7 @@ def test_trials_of_known_work_count_those_that_share_their_device(
 ) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("ray")
+    monkeypatch.syspath_prepend(ROOT / "examples")
     import paper_lanes_workload as known
 
     monkeypatch.setenv("FLUID_DEVICES", "[3]")
