@@ -3,9 +3,16 @@
     python benchmarks/paper.py --data DIR                                  # all of it, and the figures
     python benchmarks/paper.py --data DIR --workloads cifar10 --algos asha,pbt --systems fluid,ray_default
     python benchmarks/paper.py --workloads '' --algos ''                   # tables and figures of the file
+    python benchmarks/paper.py --workloads sleep --devices 8 --json benchmarks/results/paper_sleep.json
+    python benchmarks/paper.py --workloads arithmetic --json benchmarks/results/paper_arithmetic.json
 
-Systems: "fluid" is Ray Tune on Fluid, "ray_default" is plain Ray Tune, and "ray_reuse_actors" is Ray Tune with
-``reuse_actors=True``. They get the same searcher, scheduler and seed, and so the same trials, unless the algorithm
+The last two have trials of known work (paper_lanes_workload.py): sleeping ones, of which a machine with two cores runs
+as many as one with eight devices, and ones that keep a core busy. Of these a table says which part of a gain is
+scheduling (paper_gains.py).
+
+Systems: "fluid" is Ray Tune on Fluid, "fluid_unpacked" the same with ``packing="off"``, "fluid_fifo" with
+``planner="fifo"`` as well: first come first served. "ray_default" is plain Ray Tune, and "ray_reuse_actors" is Ray Tune
+with ``reuse_actors=True``. They get the same searcher, scheduler and seed, and so the same trials, unless the algorithm
 depends on which trial is faster. Each measurement is a process of its own. A cell has:
 
 * to target: seconds from the call of ``fit`` until the driver receives a result that reaches the target. The target is
@@ -13,7 +20,8 @@ depends on which trial is faster. Each measurement is a process of its own. A ce
 * makespan: seconds from the call of ``fit`` to the end of the last iteration, so start-up counts.
 * busy: share of the devices' time, during the makespan, in which a trial trained.
 
-Partial runs are added to the JSON file, so the whole can be measured in pieces. Needs the environment of
+Partial runs are added to the JSON file, where they replace those of the same seed, so the whole can be measured in
+pieces. Needs the environment of
 ``make sweep``, and for BOHB ``pip install ConfigSpace hpbandster``.
 """
 
@@ -36,11 +44,20 @@ from measuring import HERE, machine, run_apart
 if (_EXAMPLES := str(HERE.parent / "examples")) not in sys.path:
     sys.path.append(_EXAMPLES)
 
-SYSTEMS = ("fluid", "ray_default", "ray_reuse_actors")
+#: Options of the executor, by system.
+FLUID: dict[str, dict[str, Any]] = {
+    "fluid": {},
+    "fluid_unpacked": {"packing": "off"},
+    "fluid_fifo": {"planner": "fifo", "packing": "off"},
+}
+SYSTEMS = (*FLUID, "ray_default", "ray_reuse_actors")
 #: Names of the systems in tables.
-NAMES = {"fluid": "Fluid", "ray_default": "Tune", "ray_reuse_actors": "reuse"}
+NAMES = {"fluid": "Fluid", "fluid_unpacked": "unpacked", "fluid_fifo": "fifo", "ray_default": "Tune"}
+NAMES["ray_reuse_actors"] = "reuse"
+#: Workloads of trials that learn, which are measured by default, with these systems.
+TRAINED, TRAINED_SYSTEMS = ("cifar10", "wlm", "dcgan"), ("fluid", "ray_default", "ray_reuse_actors")
 #: The setting that all figures of a file share.
-SETTING = ("scale", "devices", "seed", "samples")
+SETTING = ("scale", "devices", "samples")
 #: Stretches of work with shorter gaps than this between them, in seconds, are drawn as one.
 _GAP = 0.02
 
@@ -53,9 +70,10 @@ def workloads() -> dict[str, Any]:
     """Returns the workloads by name."""
     import cifar10
     import dcgan
+    import paper_lanes_workload
     import wlm
 
-    return {module.WORKLOAD.name: module.WORKLOAD for module in (cifar10, wlm, dcgan)}
+    return {module.WORKLOAD.name: module.WORKLOAD for module in (cifar10, wlm, dcgan)} | paper_lanes_workload.WORKLOADS
 
 
 # -- one measurement, in a process of its own ----------------------------------------------------------------
@@ -64,12 +82,14 @@ def workloads() -> dict[str, Any]:
 def sweep(system: str, name: str, algorithm: str, options: argparse.Namespace) -> Run:
     """Runs a sweep and returns its figures.
 
-    ``curve`` has the seconds at which the driver received each new best value, and that value; ``busy_s`` has, for each
-    device, the stretches in which a trial trained.
+    ``first`` is when the first iteration began, seconds from the call. ``curve`` has the seconds at which the driver
+    received each new best value, and that value; ``busy_s`` has, for each device, the stretches in which a trial
+    trained.
     """
     from tuning.running import Sweep
 
     from fluid import FluidExecutor
+    from fluid.rehearsal.outcome import outcome_of
 
     workload = workloads()[name]
     scale = workload.scale(options.scale)
@@ -77,8 +97,17 @@ def sweep(system: str, name: str, algorithm: str, options: argparse.Namespace) -
     request = Sweep(
         workload, algorithm, scale, options.data, options.samples, options.seed, options.devices, reuse_actors=reuse
     )
-    made = (lambda: FluidExecutor("local", options.devices, verbose=0)) if system == "fluid" else None
-    found = request.run(made)
+    run_dir = Path.home() / "fluid"
+    on_fluid = FLUID.get(system)
+
+    def executor() -> FluidExecutor:
+        return FluidExecutor("local", options.devices, verbose=0, run_dir=run_dir, **on_fluid)
+
+    found = request.run(None if on_fluid is None else executor)
+    busy = found.utilisation_since_call
+    if on_fluid is not None:  # Which knows of packed trials and of wide ones.
+        outcome = outcome_of(run_dir)
+        busy = outcome.busy_share * outcome.makespan_s / found.last_end
     curve: list[tuple[float, float]] = []
     for one in found.iterations:
         if not curve or workload.is_better(one.value, curve[-1][1]):
@@ -86,11 +115,12 @@ def sweep(system: str, name: str, algorithm: str, options: argparse.Namespace) -
     return {
         "seconds": found.wall_time,
         "makespan": found.last_end,
-        "busy": found.utilisation_since_call,
+        "first": min(one.begun for one in found.iterations),
+        "busy": busy,
         "trials": found.trials,
         "iterations": len(found.iterations),
         "curve": curve,
-        "busy_s": [joined(stretches) for stretches in found.timeline.busy_stretches.values()],
+        "busy_s": [joined(stretches) for stretches in found.timeline.busy_intervals.values()],
     }
 
 
@@ -107,18 +137,19 @@ def joined(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]
 # -- all measurements ----------------------------------------------------------------------------------------
 
 
-def measure(system: str, name: str, algorithm: str, options: argparse.Namespace) -> Run | None:
+def measure(system: str, name: str, algorithm: str, seed: int, options: argparse.Namespace) -> Run | None:
     """Measures in a process of its own; returns ``None`` if it failed or did not end."""
     from models.data import cache_folder
 
     arguments = ["--one", system, "--workloads", name, "--algos", algorithm, "--data", options.data]
-    arguments += ["--scale", options.scale, "--seed", f"{options.seed}", "--devices", f"{options.devices}"]
+    arguments += ["--scale", options.scale, "--seed", f"{seed}", "--devices", f"{options.devices}"]
     arguments += ["--samples", f"{options.samples}"] if options.samples else []
     # Preparing the data, which is done once, is not part of a sweep.
     kept = {"XDG_CACHE_HOME": str(cache_folder().parent)}
     what = f"{system} on {name} with {algorithm}"
     apart = run_apart(__file__, arguments, what=what, timeout=options.timeout, environment=kept)
-    return None if apart is None else {**apart.figures, "total": apart.seconds, "date": time.strftime("%Y-%m-%d")}
+    when = time.strftime("%Y-%m-%d")
+    return None if apart is None else {**apart.figures, "seed": seed, "total": apart.seconds, "date": when}
 
 
 def measure_all(options: argparse.Namespace, file: Path, figures: dict[str, Any]) -> None:
@@ -130,8 +161,9 @@ def measure_all(options: argparse.Namespace, file: Path, figures: dict[str, Any]
         for algorithm in options.algos:
             cell = figures["cells"].setdefault(name, {}).setdefault(algorithm, {})
             for number, system in itertools.product(range(options.runs), options.systems):
-                run = measure(system, name, algorithm, options)
-                cell[system] = (cell[system] if number else []) + ([run] if run else [])
+                run = measure(system, name, algorithm, options.seed + number, options)
+                kept = [other for other in cell.get(system, []) if run is None or other["seed"] != run["seed"]]
+                cell[system] = kept + ([run] if run else [])
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(json.dumps(figures) + "\n", encoding="utf-8")
                 said = f"{run['seconds']:.1f} s, {run['trials']} trials" if run else "nothing"
@@ -216,13 +248,13 @@ def table(workload: Any, cells: Mapping[str, Cell]) -> Any:
     """Returns Fluid's seconds, and the ratios of the other systems to them."""
     from rich.table import Table
 
-    others = SYSTEMS[1:]
+    others = [system for system in SYSTEMS[1:] if any(system in cell.makespan for cell in cells.values())]
     drawn = Table(title=f"{workload.title}: {workload.metric}", title_justify="left")
     drawn.add_column("algorithm")
     columns = ["target"]
     for what in ("to target", "makespan"):
         columns += [f"{what}: Fluid", *(NAMES[other] for other in others)]
-    for column in (*columns, *(f"busy: {NAMES[system]}" for system in SYSTEMS)):
+    for column in (*columns, *(f"busy: {NAMES[system]}" for system in ("fluid", *others))):
         drawn.add_column(column, justify="right")
     for name, cell in cells.items():
         row = [name, f"{cell.target:.4g}{'' if cell.common else '*'}"]
@@ -230,14 +262,14 @@ def table(workload: Any, cells: Mapping[str, Cell]) -> Any:
             taken = getattr(cell, figure)
             row.append(f"{taken['fluid']:.1f} s" if "fluid" in taken else "-")
             row += [_times(ratios({name: cell}, figure, other).get(name)) for other in others]
-        row += [f"{100 * cell.busy[system]:.0f} %" if system in cell.busy else "-" for system in SYSTEMS]
+        row += [f"{100 * cell.busy[system]:.0f} %" if system in cell.busy else "-" for system in ("fluid", *others)]
         drawn.add_row(*row)
     means = [
         [_times(mean(ratios(cells, figure, other).values())) for other in others]
         for figure in ("to_target", "makespan")
     ]
     drawn.add_section()
-    drawn.add_row("geometric mean", "", "", *means[0], "", *means[1], "", "", "")
+    drawn.add_row("geometric mean", "", "", *means[0], "", *means[1], "", *("" for _ in others))
     return drawn
 
 
@@ -253,13 +285,14 @@ def _times(ratio: float | None) -> str:
 
 def report(figures: Mapping[str, Any], folder: Path) -> None:
     """Prints a table for each workload, and draws its figures into a folder."""
+    import paper_gains
     from paper_figures import save_bars, save_heatmap
     from rich.console import Console
 
-    console = Console()
+    console = Console(width=max(120, Console().width))
     here, setting = figures["machine"], figures["setting"]
     told = f"{here['cores']} cores, Python {here['python']}, Ray {here['ray']}, scale {setting['scale']}"
-    console.print(f"{told}, {setting['devices']} devices, seed {setting['seed']}")
+    console.print(f"{told}, {setting['devices']} devices")
     console.print("Tune: plain; reuse: with reuse_actors=True; x: ratio to Fluid's time; *: not the scale's target")
     everywhere: dict[str, list[float]] = {}
     for workload in workloads().values():
@@ -267,11 +300,18 @@ def report(figures: Mapping[str, Any], folder: Path) -> None:
         if not cells:
             continue
         console.print(table(workload, cells))
-        for other in SYSTEMS[1:]:
+        measured = figures["cells"][workload.name]
+        if workload.name not in TRAINED:
+            target = workload.scale(setting["scale"]).target
+            gains = {name: paper_gains.gain_of(name, measured[name], target) for name in cells}
+            console.print(paper_gains.table(workload.title, gains))
+            save_bars(folder / f"paper_{workload.name}.png", workload, cells, told)
+            continue
+        for other in TRAINED_SYSTEMS[1:]:
             for figure in ("to_target", "makespan"):
                 everywhere.setdefault(f"{other}, {figure}", []).extend(ratios(cells, figure, other).values())
         save_bars(folder / f"paper_{workload.name}.png", workload, cells, told)
-        save_heatmap(folder / f"paper_{workload.name}_busy.png", workload, figures["cells"][workload.name], told)
+        save_heatmap(folder / f"paper_{workload.name}_busy.png", workload, measured, told)
     for what, found in everywhere.items():
         console.print(f"geometric mean over all cells: {what.replace('_', ' ')}: {_times(mean(found))} Fluid's")
 
@@ -285,15 +325,16 @@ def main() -> None:
     from tuning.scales import SCALE_NAMES
 
     known = {"workloads": tuple(workloads()), "algos": tuple(ALGORITHMS), "systems": SYSTEMS}
+    usual = {"workloads": TRAINED, "algos": known["algos"], "systems": TRAINED_SYSTEMS}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    for option, names in known.items():
+    for option, names in usual.items():
         parser.add_argument(f"--{option}", default=",".join(names), help=f"which {option}, comma-separated")
     parser.add_argument("--data", metavar="DIR", help="a folder with the data (default: download)")
     parser.add_argument("--scale", choices=SCALE_NAMES, default="small", help="(default small)")
     parser.add_argument("--samples", type=int, help="number of configurations (default: by the algorithm)")
     parser.add_argument("--devices", type=int, default=2, help="how many (default 2)")
     parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default 0)")
-    parser.add_argument("--runs", type=int, default=1, help="runs of each; the median counts (default 1)")
+    parser.add_argument("--runs", type=int, default=1, help="runs of each, of seeds from --seed on (default 1)")
     parser.add_argument("--timeout", type=float, default=600.0, help="most seconds of one process (default 600)")
     parser.add_argument("--json", metavar="FILE", default=str(HERE / "results" / "paper.json"), help="the figures")
     parser.add_argument("--figures", metavar="DIR", help="folder for the figures (default: beside the JSON file)")

@@ -11,7 +11,14 @@ from matplotlib.figure import Figure
 
 #: Colour and name by system; the colours can be told apart with any common colour blindness.
 COLOURS = {"fluid": "#0072B2", "ray_default": "#E69F00", "ray_reuse_actors": "#009E73"}
-NAMES = {"fluid": "Fluid", "ray_default": "Ray Tune", "ray_reuse_actors": "Ray Tune, reuse_actors"}
+COLOURS |= {"fluid_unpacked": "#56B4E9", "fluid_fifo": "#CC79A7"}
+NAMES = {
+    "fluid": "Fluid",
+    "fluid_unpacked": "Fluid, packing off",
+    "fluid_fifo": "Fluid's engine, first come first served",
+    "ray_default": "Ray Tune",
+    "ray_reuse_actors": "Ray Tune, reuse_actors",
+}
 _WIDTH = 11.0  # Inches.
 _GREY, _RULE = "#555555", "#d9d9d9"
 #: Number of parts of a heat map's time axis.
@@ -32,12 +39,14 @@ def save_bars(path: Path, workload: Any, cells: Mapping[str, Any], note: str) ->
     titles = {"to_target": "time to target (s)", "makespan": "makespan (s)", "busy": "devices busy (%)"}
     for axes, (what, title) in zip(figure.subplots(3, 1), titles.items(), strict=True):
         axes.set_title(title, loc="left", fontsize=10)
-        for place, system in enumerate(NAMES):
+        systems = [system for system in NAMES if any(system in cell.makespan for cell in cells.values())]
+        pitch = 0.81 / len(systems)
+        for place, system in enumerate(systems):
             values = [
                 getattr(cell, what).get(system, np.nan) * (100 if what == "busy" else 1) for cell in cells.values()
             ]
-            at = np.arange(len(cells)) + 0.27 * (place - 1)
-            bars = axes.bar(at, values, 0.25, color=COLOURS[system], label=NAMES[system])
+            at = np.arange(len(cells)) + pitch * (place - (len(systems) - 1) / 2)
+            bars = axes.bar(at, values, pitch - 0.02, color=COLOURS[system], label=NAMES[system])
             axes.bar_label(bars, _labels(values, what, cells, system), fontsize=7.5, padding=1, color=_GREY)
         axes.set_xticks(range(len(cells)), list(cells))
         axes.set_xlim(-0.6, len(cells) - 0.4)
@@ -82,12 +91,13 @@ def save_heatmap(path: Path, workload: Any, measured: Mapping[str, Mapping[str, 
         fontsize=10,
         parse_math=False,
     )
-    panels = figure.subplots(len(rows), len(NAMES), squeeze=False, sharex="row")
+    systems = [system for system in NAMES if any(measured[name].get(system) for name in rows)]
+    panels = figure.subplots(len(rows), len(systems), squeeze=False, sharex="row")
     drawn = None
     for line, name in zip(panels, rows, strict=True):
         runs = {system: found[0] for system, found in measured[name].items() if found}
         span = max(run["makespan"] for run in runs.values())
-        for axes, system in zip(line, NAMES, strict=True):
+        for axes, system in zip(line, systems, strict=True):
             axes.set_xlim(0.0, span)
             axes.tick_params(length=0, labelsize=7)
             axes.set_yticks([])
@@ -102,8 +112,8 @@ def save_heatmap(path: Path, workload: Any, measured: Mapping[str, Mapping[str, 
             axes.axvline(run["makespan"], color="black", linewidth=1.0)
             axes.set_title(f"{run['makespan']:.1f} s, {100 * run['busy']:.0f} % busy", fontsize=8, loc="right", pad=2)
         line[0].set_ylabel(name, fontsize=9)
-    for axes, label in zip(panels[0], NAMES.values(), strict=True):
-        axes.set_title(label, fontsize=10, loc="left")
+    for axes, system in zip(panels[0], systems, strict=True):
+        axes.set_title(NAMES[system], fontsize=10, loc="left")
     for axes in panels[-1]:
         axes.set_xlabel("seconds", fontsize=8, color=_GREY)
     if drawn is not None:

@@ -5,7 +5,8 @@
 Every figure here is a simulation on the runtime model with the alpha and beta printed beside it, not a measurement
 on GPUs. The shapes can be compared with the paper's, the numbers cannot: the paper does not publish its overheads.
 "Fluid" is the portfolio planner; "without" is one trial per device, first come first served. Speed-ups are ratios of
-makespans, geometric mean over the seeds.
+makespans, geometric mean over the seeds. The last table has the paper's figures, which are from its text, as its
+diagrams have no numbers, and whether these are as large.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from fluid.simulation.simulation_result import SimulationResult
 #: device, and loses more by a further one.
 WORKLOADS = {"DCGAN": (1.05, 1.2), "CIFAR-10": (1.12, 1.12), "WLM": (1.2, 1.06)}
 CHOSEN = (1.12, 1.06)
+#: Table 3.2 of the paper, without Fluid on 2, 4, 8, 16 and 32 workers.
+PAPER_BUSY, PAPER_SECONDS = (0.812, 0.63, 0.458, 0.47, 0.252), (2356.0, 1432.0, 1073.0, 475.0, 432.0)
 
 
 def base(workload: Workload, n: int = 8, sigma: float = 0.5, **changes: Any) -> Scenario:
@@ -174,6 +177,56 @@ def _compared(without: Scenario, with_fluid: Scenario, seeds: int) -> tuple[floa
     return ratio, busy[0], busy[1], f"{1.0 - 1.0 / ratio:.0%}"
 
 
+def compared(tables: dict[str, list[Any]]) -> list[tuple[str, str, str, str]]:
+    """Rows of what the paper says of a figure, what the tables have, and whether that is as large."""
+    rows: list[tuple[str, str, str, str]] = []
+
+    def add(what: str, paper: str, found: Sequence[float], unit: str, holds: bool) -> None:
+        said = ", ".join(f"{each:.0%}" if unit == "%" else f"{each:.2f}{unit}" for each in found)
+        rows.append((what, paper, said, "yes" if holds else "no"))
+
+    idle = [1.0 - _share(row[1]) for row in tables["table 3.2"][1:]]
+    told = ", ".join(f"{1.0 - share:.0%}" for share in PAPER_BUSY)
+    unused = all(here >= 1.0 - there - 0.01 for here, there in zip(idle, PAPER_BUSY, strict=True))
+    add("Table 3.2: idle without, 2 to 32 devices", told, idle, "%", unused)
+    runtimes = [row[2] for row in tables["table 3.2"][1:]]
+    gains = [runtimes[0] / each for each in runtimes]
+    paper = [PAPER_SECONDS[0] / each for each in PAPER_SECONDS]
+    holds = all(here <= there for here, there in zip(gains, paper, strict=True))
+    told = ", ".join(f"{each:.2f}x" for each in paper)
+    add("Table 3.2: what they gain without, at most", told, gains, "x", holds)
+
+    whole = {(name, devices): row for name, devices, *row in tables["figures 3.6 to 3.10"][1:]}
+    names = ("SyncBOHB", "Hyperband", "ASHA", "PBT")
+    busy = [_share(whole[name, 8][2]) / _share(whole[name, 8][1]) for name in names]
+    add(f"Fig. 3.8: busy with / without, {', '.join(names)}", "1.1x to 2x", busy, "x", min(busy) >= 1.1)
+    sync = [whole["SyncBOHB", devices][0] for devices in (4, 8, 16)]
+    add("Fig. 3.9: SyncBOHB's gain, 4, 8, 16", "grows", sync, "x", sync == sorted(sync))
+
+    packing, widening = (part[1:] for part in tables["figure 3.11"])
+    many = [row[3] for row in packing]
+    grows = all(row[1:] == sorted(row[1:]) for row in packing) and many == sorted(many, reverse=True)
+    add("Fig. 3.11a: packing, 81 trials, small to large", "most of many, small", many, "x", grows)
+    few = [row[2] for row in widening]
+    grows = all(row[1:] == sorted(row[1:], reverse=True) for row in widening) and few == sorted(few)
+    add("Fig. 3.11b: widening, 2 trials, small to large", "most of few, large", few, "x", grows)
+    spread = [row[1] for row in tables["figure 3.12"][1:]]
+    add("Fig. 3.12: runtime spread 0 to 1.5", "grows", spread, "x", max(spread[:2]) < min(spread[-2:]))
+    packed, scaled = (part[1:] for part in tables["figure 3.13"])
+    gains = [row[1] for row in packed]
+    add("Fig. 3.13a: packing overhead, least to 10", "falls to 1", gains, "x", gains == sorted(gains, reverse=True))
+    for name, *by_devices in scaled:
+        stops = by_devices[2] < 1.1 * by_devices[1]
+        expected = "4 to 8 gains, 16" + (" too" if name.startswith("WLM") else " no more")
+        holds = by_devices[1] > 1.1 * by_devices[0] and stops == expected.endswith("no more")
+        add(f"Fig. 3.13b: {name}, 4, 8, 16", expected, by_devices, "x", holds)
+    return rows
+
+
+def _share(percent: str) -> float:
+    return float(percent.rstrip("%")) / 100.0
+
+
 def overheads(alpha: float, beta: float) -> str:
     """Returns the overheads for a title."""
     return f"alpha = {alpha:g}, beta = {beta:g}"
@@ -198,6 +251,7 @@ def main() -> None:
     console = Console()
     console.print("[bold]Simulation on the runtime model, not a measurement on GPUs.[/bold]\n")
     tables = {name: part(console, options.seeds) for name, part in PARTS.items()}
+    tables["compared"] = show(console, "The paper's", ["figure", "paper", "here", "as large"], compared(tables))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"date": time.strftime("%Y-%m-%d"), "kind": "simulation", "tables": tables}, file, indent=1)

@@ -1,4 +1,4 @@
-"""A sweep over a network like AlexNet on CIFAR-10, by any of seven algorithms.
+"""A sweep over a network like AlexNet on CIFAR-10, by any of eight algorithms.
 
     python examples/cifar10.py --data DIR                                       # ASHA on Fluid, minutes on two cores
     python examples/cifar10.py --data DIR --algo hyperband --executor tune      # Ray Tune alone, to compare

@@ -1,4 +1,4 @@
-"""A sweep over generative adversarial networks on MNIST, by any of seven algorithms.
+"""A sweep over generative adversarial networks on MNIST, by any of eight algorithms.
 
     python examples/dcgan.py --data DIR                                       # ASHA on Fluid, minutes on two cores
     python examples/dcgan.py --data DIR --algo hyperband --executor tune      # Ray Tune alone, to compare

@@ -1,4 +1,4 @@
-"""A sweep over recurrent language models on WikiText-2, by any of seven algorithms.
+"""A sweep over recurrent language models on WikiText-2, by any of eight algorithms.
 
     python examples/wlm.py --data DIR                                       # ASHA on Fluid, minutes on two cores
     python examples/wlm.py --data DIR --algo hyperband --executor tune      # Ray Tune alone, to compare

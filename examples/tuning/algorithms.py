@@ -1,4 +1,4 @@
-"""The seven search algorithms, as Ray Tune's searchers and schedulers."""
+"""The eight search algorithms, as Ray Tune's searchers and schedulers."""
 
 from __future__ import annotations
 
@@ -99,6 +99,11 @@ def _asha(request: SearchRequest) -> Method:
     return _seeded(request, request.samples or ETA * request.scale.samples, scheduler)
 
 
+def _sha(request: SearchRequest) -> Method:
+    scheduler = tune.SuccessiveHalvingScheduler(**_TIMED, max_t=request.scale.max_t, reduction_factor=ETA)
+    return _seeded(request, request.samples or ETA * request.scale.samples, scheduler)
+
+
 def _hyperband(request: SearchRequest) -> Method:
     scheduler = HyperBandScheduler(**_TIMED, max_t=request.scale.max_t, reduction_factor=ETA)
     return _seeded(request, request.samples or band(request.scale.max_t), scheduler)
@@ -138,6 +143,7 @@ ALGORITHMS: Mapping[str, Callable[[SearchRequest], Method]] = {
     "random": _random,
     "grid": _grid,
     "asha": _asha,
+    "sha": _sha,
     "hyperband": _hyperband,
     "bohb": _bohb,
     "syncbohb": _syncbohb,

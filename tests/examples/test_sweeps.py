@@ -1,4 +1,4 @@
-"""The three sweeps under each of the seven algorithms at the smallest scale, the same with Fluid and without."""
+"""The three sweeps under each of the eight algorithms at the smallest scale, the same with Fluid and without."""
 
 from __future__ import annotations
 
