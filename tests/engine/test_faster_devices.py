@@ -9,7 +9,7 @@ import pytest
 from engine_helpers import Hand, none, only
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_unlike_devices import FAST, SLOW, add, run, unlike
+from test_unlike_devices import ANN, FAST, SLOW, add, run, unlike
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import NoteResize, Pause, Resize
@@ -222,8 +222,8 @@ def test_trials_move_by_the_speeds_that_the_user_gave() -> None:
 
 def test_a_trial_is_not_widened_onto_devices_that_slow_it_down() -> None:
     hand = unlike(SLOW, FAST, max_packing=1, max_width=2)
-    hand.submit("a", "b", budget=MIN_OBSERVATIONS + 1, max_width=1, profile_key="net")
-    hand.submit("c", budget=400, max_width=2, profile_key="net")
+    hand.submit("a", "b", budget=MIN_OBSERVATIONS + 1, max_width=1, profile_key="net", terms=ANN)
+    hand.submit("c", budget=400, max_width=2, profile_key="net", terms=ANN)
     run(hand, {"b": 0.5, "a": 2.0})
     hand.started("c")
     hand.iterate("c", 3, seconds=0.5)
