@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
 # Tests are imported in importlib mode, which leaves sys.path alone.
-if (_BENCHMARKS := str(ROOT / "benchmarks")) not in sys.path:
+if (_BENCHMARKS := str(Path(__file__).resolve().parents[1] / "benchmarks")) not in sys.path:
     sys.path.append(_BENCHMARKS)
-if (_EXAMPLES := str(ROOT / "examples")) not in sys.path:
-    sys.path.append(_EXAMPLES)
 
 import paper_gains
 import paper_shapes
