@@ -421,7 +421,7 @@ class GroupShares:
         return GroupLateness(odds, earliest, 1.0 - alone.late(due) >= CAN_MEET, False)
 
     def can_wait(self, owner: int) -> bool:
-        """Whether an owner's trials may make room for what nothing is known of: no deadline that can be met is in danger.
+        """Whether an owner's trials may make room for what nothing is known of: no deadline is in danger that can be met.
 
         Such a one is expected to be met if the group takes as long again as it has left.
         """
