@@ -421,9 +421,9 @@ class GroupShares:
         return GroupLateness(odds, earliest, 1.0 - alone.late(due) >= CAN_MEET, False)
 
     def can_wait(self, owner: int) -> bool:
-        """Whether an owner's trials may make room for what nothing is known of: no deadline is in danger that can be met.
+        """Whether an owner's trials may make room for what nothing is known of, as that endangers no deadline of theirs.
 
-        Such a one is expected to be met if the group takes as long again as it has left.
+        One that can be met is safe if the group is expected to meet it even if it takes as long again.
         """
         terms, _ = self._own_terms.get(owner, (PLAIN_TERMS, 0.0))
         if terms.deadline is None:
