@@ -421,7 +421,7 @@ class GroupShares:
         return GroupLateness(odds, earliest, 1.0 - alone.late(due) >= CAN_MEET, False)
 
     def can_wait(self, owner: int) -> bool:
-        """Whether an owner's trials may make room for what nothing is known of, as that endangers no deadline of theirs.
+        """Whether an owner's trials may make room for what nothing is known of, endangering no deadline of theirs.
 
         One that can be met is safe if the group is expected to meet it even if it takes as long again.
         """
