@@ -11,14 +11,14 @@ import pytest
 
 from fluid._clock import MonotonicClock
 from fluid.lane.channel import Channel
-from fluid.lane.protocol import SetThreads
+from fluid.lane.protocol import DropTrainable
 from fluid.processes.frames import FramedConnection
 from fluid.wire import encode
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
 PATIENCE = 90.0
 #: Messages of the driver.
-A, B, C = map(SetThreads, (1, 2, 3))
+A, B, C = map(DropTrainable, (1, 2, 3))
 
 
 class Ends:

@@ -62,7 +62,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., FluidExecutor]]:
 
 def group(name: str, *ids: str, budget: int = 3, search: Search | None = None, **config: Any) -> TrialGroup:
     trials = [Trial(count_up, {"x": number, **config}, budget, trial_id=each) for number, each in enumerate(ids)]
-    return TrialGroup(trials, name, search=search)
+    return TrialGroup(trials, name, search=search, owner="ann")
 
 
 @pytest.mark.slow
@@ -173,8 +173,9 @@ def test_trials_are_logged_as_they_are_shown(make: Callable[..., FluidExecutor])
     executor = make(heard)
     shown = [Shown("trial 7", {"lr": 0.1}, iterations, metrics="deep") for iterations in (0, 2)]
     first = [Trial(count_up, budget=2, trial_id=f"part-{n}", shown=each) for n, each in enumerate(shown)]
-    handle = executor.submit_trialgroup(TrialGroup(first, "sweep"))
-    other = executor.submit_trialgroup(TrialGroup([Trial(count_up, trial_id="x", shown=shown[0])], "other"))
+    handle = executor.submit_trialgroup(TrialGroup(first, "sweep", owner="ann"))
+    more = TrialGroup([Trial(count_up, trial_id="x", shown=shown[0])], "other", owner="ann")
+    other = executor.submit_trialgroup(more)
     assert handle.wait(PATIENCE) and other.wait(PATIENCE)
     executor.close()
     assert heard.iterations("trial 7") == [1, 2, 3, 4]

@@ -40,7 +40,7 @@ class Stuck(Count):
 
 trainable = {"count": Count, "stuck": Stuck}[sys.argv[2]]
 before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
-with FluidExecutor(backend="local", devices=2, run_dir=sys.argv[1], verbose=0, max_packing=1) as executor:
+with FluidExecutor(backend="local", devices=2, run_dir=sys.argv[1], verbose=1, max_packing=1) as executor:
     mark = sys.argv[1] + ".stuck"
     trials = [Trial(trainable, {"mark": mark}, budget=60, trial_id=name) for name in "abc"]
     handle = executor.submit_trialgroup(TrialGroup(trials))

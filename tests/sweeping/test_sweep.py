@@ -224,9 +224,9 @@ def test_a_time_budget_of_nothing(executor: FluidExecutor) -> None:
 # -- metrics
 
 
-def test_nothing_but_nan_is_said(executor: FluidExecutor, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_but_nan_is_said(executor: FluidExecutor, caplog: pytest.LogCaptureFixture) -> None:
     result = run(executor, nan_below_zero, {"x": uniform(-1.0, -0.5)}, samples=2)
-    assert "fluid: no trial has reported a number as 'loss', but NaN" in capfd.readouterr().err
+    assert "no trial has reported a number as 'loss', but NaN" in caplog.text
     with pytest.raises(FluidError, match="no trial has reported a number as 'loss', but NaN"):
         _ = result.best
 
