@@ -74,6 +74,11 @@ def test_it_costs_no_more_than_the_least_work_first_or_the_earliest_due_first(
     assert cost <= expected_cost(due, ends_of(due, DEVICES)) + 1e-6
 
 
+def test_units_are_ordered_while_there_is_no_device() -> None:
+    units = [unit(0, 10.0), unit(1, 5.0, 20.0), unit(2, 5.0, 10.0)]
+    assert [each.owner for each in order_units(units, 0.0)] == [each.owner for each in order_units(units, 1.0)]
+
+
 def test_two_that_can_both_be_met_are_whatever_their_work() -> None:
     tight, loose = unit(0, 400.0, 460.0), unit(1, 75.0, 2000.0)
     assert owners([tight, loose]) == [0, 1], "the least work first would make the tight one late"

@@ -336,8 +336,9 @@ def order_units(units: Iterable[Unit], devices: float) -> list[Unit]:
 
     Args:
         units: those with open trials, in any order.
-        devices: how many there are, weighted by their speeds.
+        devices: how many there are, weighted by their speeds; 0 while there are none.
     """
+    devices = devices or 1.0  # Where all are gone, the order is that of the first that comes.
     known = {unit.owner: unit for unit in sorted(units)}
     # Ranks say for whom trials would pause: those that can are no reason to give a unit up.
     pauses = [
