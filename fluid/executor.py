@@ -99,7 +99,7 @@ class FluidExecutor(SessionDoor):
         fairness: 0, the default, for the shortest mean time of groups; with more, such as 2, groups that got less than
             their share of the devices come earlier.
         spare_lanes: warm processes per device that no trial has used, for the next trial to start there, or one whose
-            process dies (``docs/reliability.md``); 1 by default, 0 for none.
+            process dies; beyond one, no more than trials wait (``docs/reliability.md``). 1 by default, 0 for none.
         flat: further fields of these objects by themselves, as ``packing="off"`` means ``sharing=Sharing("off")``:
             ``isolation``, ``lane_policy``, ``rounds``, ``max_fused``; ``deadline``, ``budget_usd``,
             ``price_per_device_hour``; ``checkpoint_bytes``; ``verbose``, ``loggers``, ``metrics_port``, ``run_dir``,

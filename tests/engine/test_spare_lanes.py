@@ -64,27 +64,50 @@ def test_without_spare_lanes_nothing_is_started_ahead() -> None:
 
 def test_none_is_started_beside_a_lane_that_is_starting() -> None:
     hand = Hand(devices=1, profile=Known(packing=1), ready=False, spare_lanes=2)
-    assert none(hand.submit("a", isolated=True), StartLane)
+    assert none(hand.submit(*"abcd", isolated=True), StartLane)
     first = spare_of(hand.ready(0))
     second = spare_of(hand.ready(first))
     assert none(hand.ready(second), StartLane)
 
 
-def test_as_many_are_at_hand_as_trials_lately_ended_there_at_one_instant() -> None:
+def spares(hand: Hand) -> int:
+    """How many spare lanes there are once all that the engine asked for are ready."""
+    while starting := [lane.lane_id for lane in hand.state.lanes if not lane.ready]:
+        hand.ready(starting[0])
+    return sum(lane.is_unused for lane in hand.state.lanes)
+
+
+def test_as_many_are_at_hand_as_trials_lately_ended_there_at_one_instant_but_no_more_than_wait() -> None:
     hand = Hand(devices=1, profile=Known(packing=4), max_packing=4, spare_lanes=1)
-    hand.submit(*"abc", budget=1, isolated=True, extends=False)
-    while starting := [lane.lane_id for lane in hand.state.lanes if not lane.ready]:
-        hand.ready(starting[0])
-    assert sum(lane.is_unused for lane in hand.state.lanes) == 1
-    lanes = {name: hand.lane(name) for name in "abc"}
-    hand.submit("d", budget=9, isolated=True)
-    for name in "abc":
+    hand.submit(*"abcd", budget=1, isolated=True, extends=False)
+    hand.submit(*"efghijk", budget=9, isolated=True)
+    assert spares(hand) == 1
+
+    def end(*names: str) -> None:
+        for name in names:
+            hand.started(name)
+        lanes = {name: hand.lane(name) for name in names}
+        for name in names:
+            hand.iterate(name) if name in "abcd" else hand.stop(name)
+        hand.do(*(TrialReleased(hand.now, name, lanes[name]) for name in names))
+
+    end(*"abcd")
+    assert len(hand.state.queue) == 3 and spares(hand) == 3, "four ended at once"
+    end(*"ef")
+    assert len(hand.state.queue) == 1 and spares(hand) == 1
+
+
+def test_more_spare_lanes_than_one_are_kept_while_trials_wait() -> None:
+    hand = Hand(devices=1, profile=Known(packing=1, width=1), spare_lanes=3)
+    hand.submit(*"abc", budget=9, isolated=True)
+    assert spares(hand) == 2, "two trials wait"
+    for name, waiting in ("a", 1), ("b", 0):
         hand.started(name)
-        hand.iterate(name)
-    hand.do(*(TrialReleased(hand.now, name, lanes[name]) for name in "abc"))
-    while starting := [lane.lane_id for lane in hand.state.lanes if not lane.ready]:
-        hand.ready(starting[0])
-    assert sum(lane.is_unused for lane in hand.state.lanes) == 3
+        lane = hand.lane(name)
+        hand.stop(name)
+        hand.released(name, lane)
+        assert len(hand.state.queue) == waiting
+        assert spares(hand) == 1, "one is left for the trial of a lane that dies"
 
 
 def test_memory_and_the_limit_of_processes_keep_a_spare_lane_away() -> None:
