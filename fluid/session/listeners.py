@@ -52,7 +52,7 @@ class LimitReachedError(FluidError):
         self.rehearsed = rehearsed
         self.unfinished = unfinished
         self.unsaved = tuple(unsaved)
-        saved = f"{self.saved} of {unfinished} unfinished trials are saved"
+        saved = words_on_saved(unfinished, len(self.unsaved))
         resume = "" if rehearsed else f"; FluidExecutor.resume({self.run_dir!r}) goes on"
         super().__init__(f"{reason}: {saved}{resume}")
 
@@ -64,6 +64,13 @@ class LimitReachedError(FluidError):
     def saved(self) -> int:
         """Number of trials that had not ended and are saved."""
         return max(0, self.unfinished - len(self.unsaved))
+
+
+def words_on_saved(unfinished: int, unsaved: int) -> str:
+    """How many of the trials that had not ended are saved, in words."""
+    if not unfinished:
+        return "all trials had ended"
+    return f"{max(0, unfinished - unsaved)} of {unfinished} unfinished trials are saved"
 
 
 def ended_early(error: BaseException, otherwise: str) -> FluidError:

@@ -55,7 +55,7 @@ from fluid.session.forecasting.forecasts import Forecasts
 from fluid.session.inbox import GroupInbox
 from fluid.session.joint.content import NOT_SHARED, GroupContent
 from fluid.session.joint.session import JointSession
-from fluid.session.listeners import TrialListener
+from fluid.session.listeners import TrialListener, words_on_saved
 from fluid.session.pump import Pump
 from fluid.session.specs import (
     ISOLATING,
@@ -767,7 +767,7 @@ def save_all(session: Session, deadline_s: float) -> str:
         unsaved, unfinished = len(session.drain(None, deadline_s)), session.unfinished
     except FluidError:
         return ""  # It was closed meanwhile.
-    saved = f"{max(0, unfinished - unsaved)} of {unfinished} unfinished trials are saved"
+    saved = words_on_saved(unfinished, unsaved)
     if session.joint is not None:
         return f"{saved}; {session.joint.others}"
     if session.inboxes and all(getattr(inbox.listener, "tells_unfinished", False) for inbox in session.inboxes):
