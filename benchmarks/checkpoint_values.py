@@ -16,17 +16,15 @@ import argparse
 import json
 import math
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, Protocol
 
 import numpy as np
-from measuring import machine
+from measuring import about
 
 from fluid import Device
 from fluid.backends.hosts.checkpoints.values import StoredCheckpoint, Worth, choose_evictions
@@ -292,9 +290,7 @@ def main() -> None:
     print(f"fewer restores from disk, in the geometric mean: {mean:.2f}x; worse than LRU: {worse}")
     if arguments.out is not None:
         result = {
-            "command": f"python benchmarks/checkpoint_values.py {' '.join(sys.argv[1:])}",
-            "machine": machine(),
-            "date": date.today().isoformat(),
+            **about(),
             "seeds": arguments.seeds,
             "mean": mean,
             "rows": rows,

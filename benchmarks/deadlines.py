@@ -20,11 +20,10 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date
 from statistics import fmean
 from typing import Any
 
-from measuring import machine
+from measuring import about
 
 from fluid import Cluster
 from fluid.forecasting.scenario import Runtimes, Scenario, Workload
@@ -156,15 +155,13 @@ def main() -> int:
     figures = summary(cases)
     print(json.dumps(figures, indent=1))
     if arguments.out:
-        about = {
-            "command": "python benchmarks/deadlines.py" + (" --quick" if arguments.quick else ""),
-            "date": date.today().isoformat(),
-            "machine": machine(),
+        facts = {
+            **about(),
             "seconds": round(time.perf_counter() - begun),
             "load": round(load, 1),
         }
         with open(arguments.out, "w", encoding="utf-8") as file:
-            file.write(json.dumps({**about, **figures, "cases": cases}, indent=1) + "\n")
+            file.write(json.dumps({**facts, **figures, "cases": cases}, indent=1) + "\n")
     return 0
 
 

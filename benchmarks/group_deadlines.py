@@ -25,13 +25,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-from measuring import machine
+from measuring import about
 
 from fluid import Device
 from fluid.backends.simulated import SimulatedBackend, Truth
@@ -260,14 +259,12 @@ def main() -> int:
     figures = summary(cases)
     print(json.dumps(figures, indent=1))
     if arguments.out:
-        about = {
-            "command": "python " + " ".join(sys.argv),
-            "date": date.today().isoformat(),
-            "machine": machine(),
+        facts = {
+            **about(),
             "seconds": round(time.perf_counter() - begun),
             "load": round(load, 1),
         }
-        text = json.dumps({**about, **figures, "cases": cases}, indent=1)
+        text = json.dumps({**facts, **figures, "cases": cases}, indent=1)
         Path(arguments.out).write_text(text + "\n", encoding="utf-8")
     return 0
 

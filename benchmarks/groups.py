@@ -37,14 +37,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import date
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from measuring import machine
+from measuring import about
 
 from fluid import Cluster, Device, Requires
 from fluid.devices.start_queue import StartQueue
@@ -456,14 +455,12 @@ def main() -> int:
         figures = summary(cases)
     print(json.dumps(figures, indent=1))
     if arguments.out:
-        about = {
-            "command": "python " + " ".join(sys.argv),
-            "date": date.today().isoformat(),
-            "machine": machine(),
+        facts = {
+            **about(),
             "seconds": round(time.perf_counter() - begun),
             "load": round(load, 1),
         }
-        write(Path(arguments.out), {**about, **figures, "cases": cases}, way=way)
+        write(Path(arguments.out), {**facts, **figures, "cases": cases}, way=way)
     return 0
 
 

@@ -92,3 +92,9 @@ def machine() -> dict[str, Any]:
     except metadata.PackageNotFoundError:
         ray = None
     return {"cores": os.cpu_count(), "python": platform.python_version(), "ray": ray}
+
+
+def about() -> dict[str, Any]:
+    """Returns what stands beside the figures of the benchmark that runs: its command, the date, and the machine."""
+    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    return {"command": command, "date": time.strftime("%Y-%m-%d"), "machine": machine()}

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from measuring import machine
+from measuring import about
 
 from fluid import Device, FluidExecutor, Trial, TrialGroup
 from fluid.backends.local import LocalBackend
@@ -190,12 +188,7 @@ def main() -> None:
         parts = [f"{name[:-2]} {was[name]:6.0f} -> {now[name]:6.0f} s" for name in now]
         print(f"{variant.name:34}", "   ".join(parts), flush=True)
     if options.json:
-        facts = {
-            "machine": machine(),
-            "command": " ".join(["python", "benchmarks/quick_checks.py", *sys.argv[1:]]),
-            "date": datetime.date.today().isoformat(),
-        }
-        options.json.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps({**about(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

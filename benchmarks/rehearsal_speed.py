@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from measuring import machine
+from measuring import about
 
 import fluid
 from fluid.rehearsal import ReplayedIteration
@@ -119,10 +117,7 @@ def main() -> None:
         "times_wall_speed_of_minutes": LEAST_SPEED_OF_MINUTES,
     }
     content = {
-        "machine": machine(),
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d"),
-        "command": f"python benchmarks/rehearsal_speed.py {' '.join(sys.argv[1:])}",
+        **about(),
         "trials": TRIALS,
         "epochs": EPOCHS,
         "devices": DEVICES,

@@ -14,10 +14,8 @@ ones are submitted while all devices are busy. Measured are, for each run:
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -25,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from measuring import machine
+from measuring import about
 
 from fluid import Device, FluidExecutor, Trial, TrialGroup
 from fluid.backends.local import LocalBackend
@@ -147,9 +145,7 @@ def main() -> None:
     print(summary)
     if options.json:
         facts = {
-            "machine": machine(),
-            "command": " ".join(["python", "benchmarks/urgent.py", *sys.argv[1:]]),
-            "date": datetime.date.today().isoformat(),
+            **about(),
             "devices": options.devices,
             "trials": options.trials,
             "iteration_s": options.seconds,

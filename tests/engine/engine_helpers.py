@@ -163,6 +163,15 @@ class Hand:
     def started(self, trial_id: str, iteration: int = 0) -> list[Command]:
         return self.do(TrialStarted(self.now, trial_id, self.lane(trial_id), iteration=iteration, seconds=0.1))
 
+    def start_all(self) -> None:
+        """Has all lanes that are starting be ready, and all trials that are starting be set up."""
+        for lane in self.state.lanes:
+            if not lane.ready:
+                self.ready(lane.lane_id)
+        for trial_id, state in self.states().items():
+            if state == "STARTING":
+                self.started(trial_id)
+
     def iterate(self, trial_id: str, times: int = 1, *, seconds: float = 1.0, **more: Any) -> list[Command]:
         """Has a trial finish iterations, one instant each; returns the commands of the last."""
         commands: list[Command] = []

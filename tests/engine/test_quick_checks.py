@@ -21,20 +21,11 @@ def sweep(devices: int = 1, trials: str = "ab", *, terms: GroupTerms = ANN, **mo
     options = {each: more.pop(each) for each in ("group_policy", "memory", "planner", "in_rounds") if each in more}
     hand = Hand(devices, profile=Profile(), max_packing=1, max_width=1, **options)
     hand.submit(*trials, terms=terms, **{"budget": 20, "profile_key": "sweep", **more})
-    start_all(hand)
+    hand.start_all()
     for _ in range(2):
         for trial_id in trials[:devices]:
             iterate(hand, trial_id, 60.0 / devices)
     return hand
-
-
-def start_all(hand: Hand) -> None:
-    for lane in hand.state.lanes:
-        if not lane.ready:
-            hand.ready(lane.lane_id)
-    for trial_id, state in hand.states().items():
-        if state == "STARTING":
-            hand.started(trial_id)
 
 
 def iterate(hand: Hand, trial_id: str, passes: float = 60.0) -> list[Command]:

@@ -34,17 +34,8 @@ def sweep(devices: int, trials: str, **spec: Any) -> Hand:
     """A sweep that runs on devices; those of its trials that were placed have started."""
     hand = Hand(devices=devices, **ALONE)
     hand.submit(*trials, **{"budget": 20, **spec})
-    start_all(hand)
+    hand.start_all()
     return hand
-
-
-def start_all(hand: Hand) -> None:
-    for lane in hand.state.lanes:
-        if not lane.ready:
-            hand.ready(lane.lane_id)
-    for trial_id, state in hand.states().items():
-        if state == "STARTING":
-            hand.started(trial_id)
 
 
 def paused_in(commands: list[Command]) -> list[str]:
@@ -69,7 +60,7 @@ def test_a_running_trial_pauses_in_place_for_an_urgent_one_and_comes_back() -> N
     commands = hand.iterate("u", 3)
     assert only(commands, RunIteration) == RunIteration("a", (lane,), 17), "before b, which waited longer"
     hand.iterate("a", 17)
-    start_all(hand)
+    hand.start_all()
     hand.iterate("b", 20)
     assert set(hand.states().values()) == {"DONE"}
     assert hand.reports("a") == hand.reports("b") == list(range(1, 21)) and hand.reports("u") == [1, 2, 3]
@@ -101,7 +92,7 @@ def test_an_urgent_group_makes_one_that_is_less_urgent_pause_but_none_of_its_own
     hand = sweep(2, "ab")
     for name in paused_in(submit(hand, "u", "v")):
         hand.paused(name)
-    start_all(hand)
+    hand.start_all()
     assert none(submit(hand, "x"), Pause)
     assert paused_in(submit(hand, "y", priority=11.0)) in (["u"], ["v"])
 
@@ -110,7 +101,7 @@ def test_trials_of_the_lowest_priority_pause_first() -> None:
     hand = Hand(devices=3, **ALONE)
     for name, priority in (("a", 3.0), ("b", 2.0), ("c", 5.0)):
         submit(hand, name, priority=priority, preempt=False)
-    start_all(hand)
+    hand.start_all()
     assert paused_in(submit(hand, "u")) == ["b"]
     assert paused_in(submit(hand, "v", priority=4.0)) == ["a"]
 
@@ -131,7 +122,7 @@ def test_trials_that_are_added_and_extended_preempt_too() -> None:
     hand.started("u")
     hand.iterate("u")
     assert hand.end("u") == "DONE"
-    start_all(hand)
+    hand.start_all()
     second = only(hand.do(BudgetExtended(hand.now, "u", 2)), Pause).trial_id
     third = only(hand.do(TrialsAdded(hand.now, "group of u", (TrialSpec("v", 1),))), Pause).trial_id
     assert {second, third} == {"a", "b"}
@@ -185,7 +176,7 @@ def test_an_urgent_trial_that_is_stopped_lets_the_other_go_on() -> None:
 def test_one_of_many_packed_trials_pauses_if_the_urgent_one_may_be_packed() -> None:
     hand = Hand(devices=1, profile=Known(packing=4))
     hand.submit(*"abcd", budget=20)
-    start_all(hand)
+    hand.start_all()
     commands = submit(hand, "u")
     (name,) = paused_in(commands)
     assert only(hand.paused(name), StartTrial).trial_id == "u"
@@ -195,7 +186,7 @@ def test_one_of_many_packed_trials_pauses_if_the_urgent_one_may_be_packed() -> N
 def test_all_packed_trials_pause_for_an_urgent_one_that_wants_a_device_for_itself() -> None:
     hand = Hand(devices=1, profile=Known(packing=4))
     hand.submit(*"abcd", budget=20)
-    start_all(hand)
+    hand.start_all()
     assert paused_in(submit(hand, "u", devices=1)) == list("abcd")
     for name in "abc":
         assert none(hand.paused(name), RunIteration), "the device is claimed"
@@ -234,7 +225,7 @@ def test_only_devices_that_the_urgent_trial_may_use_are_cleared() -> None:
     hand.submit("a", "b", budget=20)
     for lane in list(hand.state.lanes):
         hand.ready(lane.lane_id)
-    start_all(hand)
+    hand.start_all()
     (name,) = paused_in(submit(hand, "u", requires=Requires(model="T4")))
     assert hand.state.occupancy.held[hand.trial(name).row] == (1,)
 
@@ -243,7 +234,7 @@ def test_only_devices_that_the_urgent_trial_may_use_are_cleared() -> None:
 def test_states_stay_where_memory_allows_and_are_saved_where_not(kept: float, saves: bool) -> None:
     hand = Hand(devices=1, memory=100.0, **ALONE)
     hand.submit("a", budget=20, memory=MemoryNeed(kept, 20.0))
-    start_all(hand)
+    hand.start_all()
     lane = hand.lane("a")
     assert only(submit(hand, "u", memory=MemoryNeed(30.0, 20.0)), Pause).trial_id == "a"
     commands = hand.paused("a")
@@ -256,7 +247,7 @@ def test_states_stay_where_memory_allows_and_are_saved_where_not(kept: float, sa
 def test_no_trial_pauses_for_one_that_does_not_fit_beside_a_state_that_cannot_be_saved() -> None:
     hand = Hand(devices=1, memory=100.0, **ALONE)
     hand.submit("a", budget=20, memory=MemoryNeed(60.0, 20.0), can_save=False)
-    start_all(hand)
+    hand.start_all()
     assert none(submit(hand, "u", memory=MemoryNeed(30.0, 20.0)), Pause)
 
 
@@ -264,7 +255,7 @@ def test_trials_with_little_gain_per_byte_pause_first() -> None:
     hand = Hand(devices=1, memory=100.0, profile=Known(packing=4))
     needs = {"a": MemoryNeed(5.0, 15.0), "b": MemoryNeed(10.0, 40.0), "c": MemoryNeed(5.0, 15.0)}
     hand.do(GroupSubmitted(0.0, "sweep", tuple(TrialSpec(name, 20, memory=need) for name, need in needs.items())))
-    start_all(hand)
+    hand.start_all()
     assert set(hand.states().values()) == {"RUNNING"}
     assert paused_in(submit(hand, "u", memory=MemoryNeed(5.0, 20.0))) == ["b"]
 
@@ -275,10 +266,10 @@ def test_a_device_that_was_cleared_in_vain_is_not_cleared_again_though_nothing_l
 ) -> None:
     hand = Hand(devices=devices, memory=100.0, watermark=1.0, **ALONE)
     hand.submit("a", budget=3, can_save=False, memory=MemoryNeed(0.0, 10.0))
-    start_all(hand)
+    hand.start_all()
     if devices == 2:
         submit(hand, "busy", budget=9, memory=MemoryNeed(0.0, 10.0))
-        start_all(hand)
+        hand.start_all()
     lane = hand.lane("a")
     hand.do(StateMeasured(hand.now, "a", lane, 40.0))
     assert paused_in(submit(hand, "u", memory=MemoryNeed(0.0, 90.0))) == ["a"], "it is said to need 10 bytes"
