@@ -37,6 +37,8 @@ class Pace:
     Attributes:
         seconds: per iteration at width 1 and speed 1, as last observed; ``None`` before the first.
         solo: seconds per iteration alone on one device of speed 1, as last observed; ``None`` if it never was alone.
+        own: seconds per iteration at width 1 and speed 1, as its iterations at packings and widths tell that had been
+            measured before; ``None`` if there were none.
         observed: number of iterations that ``seconds`` follows from.
         need: the most device memory that the trial was seen to need; ``None`` if none was measured.
         predicted: seconds per iteration at width 1 and speed 1, as other trials' configs tell it
@@ -48,6 +50,7 @@ class Pace:
 
     seconds: float | None = None
     solo: float | None = None
+    own: float | None = None
     observed: int = 0
     need: MemoryNeed | None = None
     predicted: float | None = None
@@ -83,9 +86,10 @@ class Pace:
         self.predicted, self.predicted_sigma, self.predicted_need = seconds, sigma, need
 
     def rescale(self, factor: float) -> None:
-        """Changes both paces as the measured speed of the device model has changed, by that factor."""
+        """Changes the paces as the measured speed of the device model has changed, by that factor."""
         self.seconds = None if self.seconds is None else self.seconds * factor
         self.solo = None if self.solo is None else self.solo * factor
+        self.own = None if self.own is None else self.own * factor
 
 
 def smooth(before: float | None, latest: float, count: int = 1) -> float:

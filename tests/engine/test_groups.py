@@ -140,16 +140,19 @@ def test_a_width_that_makes_it_far_slower_is_left_after_one_iteration_that_count
     assert widths.count(2.0) == 2 and hand.trial("a").width == 1.0
 
 
-@pytest.mark.parametrize(("left", "width"), [(3, 1.0), (4, 2.0)])
-def test_an_unmeasured_width_is_not_tried_for_a_few_iterations(left: int, width: float) -> None:
+@pytest.mark.parametrize(("budget", "tries"), [(6, False), (7, True)])
+def test_an_unmeasured_width_is_not_tried_for_a_few_iterations(budget: int, tries: bool) -> None:
     hand = Hand(devices=2, profile=Profile())
     hand.submit("a", budget=10, max_width=1)
     hand.started("a")
     hand.iterate("a", 10)
-    hand.submit("b", budget=left, max_width=2)
+    hand.submit("b", budget=budget, max_width=2)
     hand.started("b")
     hand.tick()
-    assert (hand.trial("b").width, hand.trial("b").placement.move) == (width, None)
+    assert (hand.trial("b").width, hand.trial("b").placement.move) == (1.0, None), "its own pace is unknown"
+    hand.iterate("b", 2)  # the first one holds what a start costs
+    hand.tick()
+    assert (hand.trial("b").placement.move is not None) is tries
 
 
 def test_a_trial_that_resumes_in_its_lane_tries_a_width_while_it_runs() -> None:

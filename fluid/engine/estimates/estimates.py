@@ -509,13 +509,15 @@ class Estimates:
         return 1 if trial.pinned else min(width, trial.max_width)
 
     def may_try(self, trial: TrialRecord, width: float) -> bool:
-        """Whether a width was measured, or the trial has enough iterations left to repay measuring it.
+        """Whether a width was measured, or a trial of a known pace has enough iterations left to repay measuring it.
 
         A trial whose state is kept in a lane resumes there at once: it tries while it runs, and need not wait for
         further lanes.
         """
         if width <= self.of_key(trial).tried:
             return True
+        if trial.pace.own is None:  # What it takes at that width would be told of by its difference from other trials.
+            return False
         at_that_width = trial.progress.left - (trial.state is TrialState.RUNNING)
         return at_that_width >= tuning.LEAST_TO_TRY and trial.residence.lane is None
 

@@ -318,6 +318,10 @@ class KeyEstimate:
         """Whether the trials ran alone for long enough to tell how busy they keep a device, if its lanes measure it."""
         return self.busy_known or self.seconds_alone >= tuning.LEAST_ALONE_S
 
+    def is_tried(self, co_residents: int, width: int) -> bool:
+        """Whether so many trials on a device, or a trial on so many devices, were measured."""
+        return width <= self.tried and not (self.is_trying and co_residents >= self.processes)
+
     def add_observed(self, co_residents: int, row: int) -> None:
         """Records that a trial was observed on a device that so many share, a trial of this key among them."""
         if co_residents >= self.processes:

@@ -41,11 +41,12 @@ class Measuring:
         self._allocations = allocations
         #: Whether a key packs less, so that devices may hold more trials than are of use there.
         self.packs_less = False
-        #: Estimates of which c, d, speed or first pace changed while their trials run or wait, by key and model.
+        #: Estimates of which c, d, speed or first pace changed while their trials run or wait, or of a trial that may
+        #: try a further width from now on, by key and model.
         self.ramp_changes: dict[tuple[str, str | None], KeyEstimate] = {}
 
     def pop_ramp_changes(self) -> list[KeyEstimate]:
-        """The keys of which c, d or the first pace changed since the last call."""
+        """The keys of which c, d or the first pace changed since the last call, or which a trial may try more of."""
         changed, self.ramp_changes = self.ramp_changes, {}
         return list(changed.values())
 
@@ -72,6 +73,7 @@ class Measuring:
             return
         alone = residents == width == 1
         learns = estimate.worth_observing(residents, width, done.count)
+        is_tried = estimate.is_tried(residents, width)
         if alone:
             learns |= busy is not None and not estimate.busy_known
             estimate.busy_known |= busy is not None
@@ -81,6 +83,10 @@ class Measuring:
         if alone:
             speed = self._estimates.speed(trial, self._occupancy.held[trial.row])
             trial.pace.solo = smooth(trial.pace.solo, seconds * speed, done.count)
+        if is_tried:
+            if trial.pace.own is None and estimate.tried < estimate.width:
+                self._note_change(estimate)  # It may try that from now on.
+            trial.pace.own = smooth(trial.pace.own, seconds / self._estimates.stretch(trial), done.count)
         self._estimates.observe_pace(trial, done, self._estimates.stretch(trial), estimate.model)
 
     def observe_step(self, trial: TrialRecord, event: IterationDone, *, is_first: bool, packs: int | None) -> None:
@@ -125,7 +131,7 @@ class Measuring:
         speed = self._occupancy.speed(self._occupancy.held[trial.row])
         seconds = done.typical_seconds * speed
         if estimate.worth_observing(lanes, 1, done.count):
-            typical = seconds if lanes == 1 else _as_typical(trial, estimate, seconds)
+            typical = seconds if lanes == 1 else _as_typical(trial, estimate, seconds, lanes)
             self._profile.observe(estimate.key, typical, model=estimate.model, co_residents=lanes)
             estimate.add_observed(lanes, trial.row)
             self._update(trial, estimate, seconds)
@@ -149,8 +155,12 @@ class Measuring:
         """Adds an iteration to the profile, in seconds on a device of speed 1 if the user gave speeds."""
         residents = len(co_residents)
         alone = residents == width == 1
+        if width > 1 and trial.pace.solo is None and estimate.is_tried(residents, width):
+            # Few trials are wide: what one takes that was never alone tells of the trial, not of the width.
+            self._learn_first_pace(trial, estimate, seconds)
+            return
         model = estimate.model
-        typical = seconds if alone else _as_typical(trial, estimate, seconds)
+        typical = seconds if alone else _as_typical(trial, estimate, seconds, residents, width)
         typical *= self._occupancy.speed(self._occupancy.held[trial.row])
         if width > 1:
             comparable = self._estimates.scaling_seconds(trial, typical)
@@ -247,14 +257,17 @@ class Measuring:
         return self._allocations.work.total / max(1, len(self._occupancy))
 
 
-def _as_typical(trial: TrialRecord, estimate: KeyEstimate, seconds: float) -> float:
+def _as_typical(trial: TrialRecord, estimate: KeyEstimate, seconds: float, residents: int, width: int = 1) -> float:
     """Seconds that a packed or wide iteration would have taken a trial of its key's usual pace.
 
-    Trials of a key differ, and overheads are factors: which of them happened to be packed or wide must not count.
+    Trials of a key differ, and overheads are factors: which of them happened to be packed or wide must not count. Of
+    one that was never alone, its iterations at packings and widths that were measured before tell its pace; what those
+    at this one tell follows from the very overhead that is sought.
     """
-    if trial.pace.solo is None or estimate.pace is None:
-        return seconds  # What was predicted of it does not count: a beta that is wrong once is not measured again.
-    return seconds * estimate.pace / trial.pace.solo
+    pace = trial.pace.solo
+    if pace is None and not estimate.is_tried(residents, width):
+        pace = trial.pace.own
+    return seconds if pace is None or estimate.pace is None else seconds * estimate.pace / pace
 
 
 def notes_of(keys: list[KeyEstimate], now: float) -> list[NoteMeasured]:
