@@ -11,7 +11,7 @@ import pytest
 
 from fluid import Device, FluidExecutor, Trial, TrialGroup
 from fluid.backends.local import LocalBackend
-from fluid.rehearsal import ReplayedIteration
+from fluid.rehearsal import FusedRates, ReplayedFusion, ReplayedIteration
 from fluid.rehearsal.outcome import outcome_of
 
 
@@ -23,9 +23,21 @@ class Constant:
         return [ReplayedIteration({"loss": 1.0 / each}, config["s"]) for each in iterations]
 
 
+class Fused(Constant):
+    """The same, as rows of one step: eight take a little more than twice as long as one."""
+
+    fluid_elastic = fluid_fusible = True
+
+    @staticmethod
+    def fusion(config: dict[str, Any]) -> ReplayedFusion:
+        return ReplayedFusion("one shape", FusedRates((1, 2, 4, 8), (1.0, 1.1, 1.3, 2.2)))
+
+
 def played(
     folder: Path,
     *,
+    trainable: type = Constant,
+    after_s: float = 150.0,
     devices: int = 2,
     checks: tuple[int, int, float] = (1, 1, 60.0),
     key: str = "check",
@@ -36,9 +48,9 @@ def played(
     options = {"packing": "off", "max_width": 1, **options}
     count, iterations, seconds = checks
     with FluidExecutor(backend="simulated", devices=devices, verbose=0, run_dir=folder, **options) as executor:
-        trials = [Trial(Constant, {"s": 60.0}, budget=20, profile_key="sweep") for _ in range(8)]
+        trials = [Trial(trainable, {"s": 60.0}, budget=20, profile_key="sweep") for _ in range(8)]
         sweep = executor.submit_trialgroup(TrialGroup(trials, name="sweep", owner="ann"))
-        sweep.wait(timeout=150.0)
+        sweep.wait(timeout=after_s)
         more = [Trial(Constant, {"s": seconds}, budget=iterations, profile_key=key) for _ in range(count)]
         check = executor.submit_trialgroup(TrialGroup(more, name="check", owner="bob"), **(terms or {}))
         check.wait()
@@ -70,6 +82,26 @@ def test_a_check_of_a_minute_ends_within_three_and_costs_the_sweep_no_more_than_
     ends, sweep = played(tmp_path / "run", **variant)
     assert ends <= 180.0
     assert sweep <= 9600.0 / variant.get("devices", 2) + 60.0
+
+
+@pytest.mark.parametrize(
+    "sharing",
+    [
+        {"packing": "auto", "trainable": Fused},
+        {"packing": "fused", "trainable": Fused},
+        {"packing": "fused", "trainable": Fused, "devices": 2},
+        {"packing": "lane", "max_packing": 2},
+        {"packing": "lane", "max_packing": 2, "lane_policy": "fair"},
+    ],
+    ids=str,
+)
+def test_trials_that_share_a_lane_pause_together_and_go_on_as_they_were(
+    tmp_path: Path, sharing: dict[str, Any]
+) -> None:
+    sharing = {"devices": 1, "after_s": 630.0, **sharing}
+    ends, sweep = played(tmp_path / "run", **sharing)
+    assert ends <= 180.0
+    assert sweep <= played(tmp_path / "later", **{**sharing, "after_s": 1e5})[1] + 60.0
 
 
 def test_by_order_of_arrival_a_check_of_the_same_priority_waits(tmp_path: Path) -> None:
