@@ -20,7 +20,7 @@ class Constant:
 
     @staticmethod
     def replay(config: dict[str, Any], iterations: range) -> list[ReplayedIteration]:
-        return [ReplayedIteration({"loss": 1.0 / each}, config["s"]) for each in iterations]
+        return [ReplayedIteration({"loss": 1.0 / each}, config["s"], config["bytes"]) for each in iterations]
 
 
 class Fused(Constant):
@@ -38,9 +38,10 @@ def played(
     *,
     trainable: type = Constant,
     after_s: float = 150.0,
-    devices: int = 2,
+    devices: int | list[Device] = 2,
     checks: tuple[int, int, float] = (1, 1, 60.0),
     key: str = "check",
+    memory: float | None = None,
     terms: dict[str, Any] | None = None,
     **options: Any,
 ) -> tuple[float, float]:
@@ -48,10 +49,12 @@ def played(
     options = {"packing": "off", "max_width": 1, **options}
     count, iterations, seconds = checks
     with FluidExecutor(backend="simulated", devices=devices, verbose=0, run_dir=folder, **options) as executor:
-        trials = [Trial(trainable, {"s": 60.0}, budget=20, profile_key="sweep") for _ in range(8)]
+        trials = [Trial(trainable, {"s": 60.0, "bytes": memory}, budget=20, profile_key="sweep") for _ in range(8)]
         sweep = executor.submit_trialgroup(TrialGroup(trials, name="sweep", owner="ann"))
         sweep.wait(timeout=after_s)
-        more = [Trial(Constant, {"s": seconds}, budget=iterations, profile_key=key) for _ in range(count)]
+        more = [
+            Trial(Constant, {"s": seconds, "bytes": memory}, budget=iterations, profile_key=key) for _ in range(count)
+        ]
         check = executor.submit_trialgroup(TrialGroup(more, name="check", owner="bob"), **(terms or {}))
         check.wait()
         sweep.wait()
@@ -90,6 +93,7 @@ def test_a_check_of_a_minute_ends_within_three_and_costs_the_sweep_no_more_than_
         {"packing": "auto", "trainable": Fused},
         {"packing": "fused", "trainable": Fused},
         {"packing": "fused", "trainable": Fused, "devices": 2},
+        {"packing": "fused", "trainable": Fused, "devices": [Device(0, memory_bytes=12e9)], "memory": 1e9},
         {"packing": "lane", "max_packing": 2},
         {"packing": "lane", "max_packing": 2, "lane_policy": "fair"},
     ],
