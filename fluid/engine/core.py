@@ -162,6 +162,10 @@ class Watching:
         """Records a sign of progress: the time of what the trial does next begins."""
         trial.placement.since = now
         trial.placement.dumped = False
+        if trial.sharing_group is not None:
+            for lane_id in trial.placement.hosts:
+                if (lane := self._lanes.get(lane_id)) is not None:
+                    lane.since = now
 
     def released(self, trial: TrialRecord) -> None:
         """Records that a trial holds no lanes any more."""

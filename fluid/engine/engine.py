@@ -496,5 +496,8 @@ class Settling:
             for trial in started:
                 if trial.state is TrialState.QUEUED:
                     self._lifecycle.start(trial)
-            # A start may end a gang's idle lane, which frees memory; a trial restored for a call may leave at once.
+            # A start may end a gang's idle lane, which frees memory; a trial restored for a call may leave at once. One
+            # that goes on where its state was kept had that counted beside its need until now.
             again = self._core.lanes.pop_freed() or any(trial.state.ended for trial in started)
+            if self._core.memory.is_bounded and self._core.queue:
+                again |= any(trial.state is TrialState.RUNNING for trial in started)

@@ -587,6 +587,7 @@ class LaneRecord:
         sharing_group: the group of trials that others may join here; ``None`` where it has at most one holder.
         rows: how many of its trials it was told to train in one step; ``None`` if nothing.
         step_at: when fused trials last reported a step, seconds.
+        since: when a trial that may share it gave its latest sign of progress there, seconds: maybe one that has left.
         failed: trials that have raised there, one after another, since one last reported an iteration.
         trained_key: the profile key of the trial that last reported an iteration; ``None`` before the first.
         draining: trials that were told to leave and may still run here; no other trial is set up here until they have.
@@ -610,6 +611,7 @@ class LaneRecord:
     sharing_group: str | None = None
     rows: int | None = None
     step_at: float = -math.inf
+    since: float = -math.inf
     failed: int = 0
     trained_key: str | None = None
     draining: set[str] = field(default_factory=set)

@@ -128,10 +128,9 @@ class HungTrials(Policy):
 
         A trial that shares a lane may wait there for long until it is its turn.
         """
-        trials = self._core.trials
-        beside = (self._core.lanes.get(lane_id) for lane_id in trial.placement.hosts) if trial.sharing_group else ()
-        others = (trials[other].placement.since for lane in beside if lane is not None for other in lane.holders)
-        return max((trial.placement.since, *others))
+        hosts = trial.placement.hosts if trial.sharing_group is not None else ()
+        lanes = (self._core.lanes.get(lane_id) for lane_id in hosts)
+        return max((trial.placement.since, *(lane.since for lane in lanes if lane is not None)))
 
     def _waits_for_submitter(self, trial: TrialRecord) -> bool:
         """Whether a trial waits for the answer to a request, and so is not silent by its own fault."""

@@ -112,8 +112,12 @@ def is_elastic(trainable: Any) -> bool:
 
 
 def is_fusible(trainable: Any) -> bool:
-    """Whether trials of a trainable may train in one step with others; a class says so by ``fluid_fusible = True``."""
-    return is_elastic(trainable) and bool(getattr(elastic_class_of(trainable) or trainable, "fluid_fusible", False))
+    """Whether trials of a trainable may train in one step with others; a class says so by ``fluid_fusible = True``.
+
+    Code that does is elastic, too; one that is only replayed has none.
+    """
+    says_so = bool(getattr(elastic_class_of(trainable) or trainable, "fluid_fusible", False))
+    return says_so and (is_elastic(trainable) or is_only_replayed(trainable))
 
 
 def profile_name(trainable: Any) -> str:

@@ -161,6 +161,17 @@ def test_the_neighbours_of_a_hung_trial_are_untouched() -> None:
     assert hand.states()["b"] == "RUNNING" and hand.trial("b").limits.failures == 0
 
 
+def test_a_trial_that_waits_for_its_turn_is_not_silent_as_the_one_that_had_the_turns_is_done() -> None:
+    hand = running("a", "b", budget=9, iteration_timeout_s=5.0, options={"turns": 2, "profile": Known(packing=1)})
+    assert hand.lane("a") == hand.lane("b")
+    for _ in range(9):
+        assert none(hand.alarms_until(hand.now + 3.9), KillLane)
+        hand.iterate("a", seconds=0.1)
+    assert hand.states() == {"a": "DONE", "b": "RUNNING"}
+    assert none(hand.alarms_until(hand.now + 4.9), KillLane), "its first turn has just begun"
+    assert only(hand.alarms_until(hand.now + 1.0), KillLane).lane_id == hand.lane("b")
+
+
 def test_all_lanes_of_a_wide_trial_are_killed_and_it_goes_on_from_its_checkpoint() -> None:
     hand = running("a", devices=2, iteration_timeout_s=5.0, max_width=2, options={"profile": Known(packing=1)})
     assert len(hand.trial("a").placement.lanes) == 2

@@ -166,6 +166,21 @@ def test_quanta_take_a_tenth_of_an_hour_and_the_next_begins_when_that_is_past() 
     assert only(iterate(hand, "a"), Pause).trial_id == "a"
 
 
+def test_all_trials_that_take_turns_on_a_full_device_pause() -> None:
+    hand = Hand(1, profile=Profile(), max_packing=1, turns=2)
+    hand.submit("a", "b", terms=ANN, budget=20, profile_key="sweep")
+    start_all(hand)
+    hand.iterate("a")
+    hand.iterate("b")
+    told = check(hand)
+    assert [each.trial_id for each in told if isinstance(each, Pause)] == ["a", "b"]
+    assert only(hand.paused("b"), StartTrial).trial_id == "c", "its turn comes after a's"
+    hand.iterate("a")
+    hand.paused("a")
+    hand.started("c")
+    assert {each.trial_id for each in hand.iterate("c") if isinstance(each, RunIteration)} == {"a", "b"}
+
+
 def test_in_rounds_each_trial_has_an_iteration_in_turn_anyway() -> None:
     hand = Hand(1, profile=Profile(), max_packing=1, max_width=1, in_rounds=True)
     assert "QuickChecks" not in [type(policy).__name__ for policy in hand.state.policies]

@@ -39,25 +39,57 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Torch:
 
 
 def test_the_number_that_a_trial_asks_for_stays_in_force_while_it_runs(torch: Torch) -> None:
-    threads = LaneThreads(8)
-    threads.enter(2)
+    threads = lane(8)
+    threads.enter(2, None)
     assert torch.threads == 2
-    assert threads.leave() == 2 and torch.threads == 8
-    threads.enter(None)
-    assert threads.leave() is None and torch.threads == 8
+    assert threads.leave().torch == 2 and torch.threads == 8
+    threads.enter(None, None)
+    assert threads.leave().torch == 8
 
 
-def test_the_number_that_a_trial_sets_is_its_own(torch: Torch) -> None:
-    threads = LaneThreads(8)
-    threads.enter(None)
+def test_the_number_that_a_trial_sets_is_its_own_and_of_what_it_set_only(torch: Torch) -> None:
+    threads = lane(8)
+    threads.enter(None, None)
     torch.set(3)
-    asked = threads.leave()
-    assert (asked, torch.threads) == (3, 8), "another trial has the lane's own"
-    threads.enter(asked)
-    assert torch.threads == 3
-    assert threads.leave() == 3 and torch.threads == 8
+    left = threads.leave()
+    assert torch.threads == 8, "another trial has the lane's own"
+    threads.enter(None, left)
+    assert torch.threads == 3 and os.environ["OMP_NUM_THREADS"] == "8"
     os.environ["OMP_NUM_THREADS"] = "1"
-    assert threads.leave() is None and os.environ["OMP_NUM_THREADS"] == "8"
+    left = threads.leave()
+    assert torch.threads == 8 and os.environ["OMP_NUM_THREADS"] == "8"
+    threads.enter(None, left)
+    assert torch.threads == 3 and os.environ["OMP_NUM_THREADS"] == "1"
+
+
+def lane(threads: int) -> LaneThreads:
+    set_threads(threads)
+    return LaneThreads(threads)
+
+
+def test_what_one_trial_sets_in_a_library_does_not_reach_those_that_take_turns_with_it(tmp_path: Path) -> None:
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    pytest.importorskip("numpy")
+    if len(available_cores()) == 1:
+        pytest.skip("OpenBLAS has one thread here")
+
+    def look(config: dict[str, Any]) -> Iterator[dict[str, int]]:
+        import numpy  # noqa: F401
+        import threadpoolctl
+
+        if config["own"] is not None:
+            threadpoolctl.threadpool_limits(config["own"])
+        while True:
+            found = threadpoolctl.threadpool_info()
+            yield {"blas": max(library["num_threads"] for library in found if library["user_api"] == "blas")}
+
+    if not [library for library in threadpoolctl.threadpool_info() if library["internal_api"] == "openblas"]:
+        pytest.skip("NumPy has no OpenBLAS here")
+    with FluidExecutor("local", 1, packing="lane", lane_policy="fair", verbose=0, run_dir=tmp_path / "run") as executor:
+        trials = [Trial(look, {"own": own}, budget=3, trial_id=str(own)) for own in (2, None)]
+        handle = executor.submit_trialgroup(TrialGroup(trials))
+        found = sorted((result.trial_id, result.metrics["blas"]) for result in handle.results())
+    assert found == [("2", 2)] * 3 + [("None", 1)] * 3
 
 
 def test_as_many_processes_compile(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,11 @@ class Narrow:
     replay = staticmethod(Shaped.replay)
 
 
+class Fusible(Narrow):
+    fluid_fusible = True
+    fusion = staticmethod(Shaped.fusion)
+
+
 class Rigid(Narrow):
     fluid_elastic = False
 
@@ -145,6 +150,12 @@ def test_trials_that_cannot_be_fused_are_not_whatever_the_run_did(tmp_path: Path
     run(tmp_path / "run", group(Shaped), max_width=1)
     rehearse(tmp_path / "again", recorded(tmp_path / "run", metric="loss"), group(Alone), max_width=1)
     assert {rows for _, _, rows, _, _ in decisions(tmp_path / "again")} == {1}
+
+
+def test_trials_that_are_only_replayed_are_fused_without_being_elastic(tmp_path: Path) -> None:
+    run(tmp_path / "run", group(Fusible), packing="fused")
+    assert all(width <= 1.0 for _, _, _, width, _ in decisions(tmp_path / "run"))
+    assert max(rows for _, _, rows, _, _ in decisions(tmp_path / "run")) == 8
 
 
 def test_fusion_that_is_none_fails_the_trial(tmp_path: Path) -> None:

@@ -64,6 +64,19 @@ def texts(path: Path, name: str) -> str:
 # --- What is told
 
 
+def test_none_of_the_session_before_is_beside_a_trial_once_the_driver_was_killed_and_the_session_resumed(
+    session: Sessions,
+) -> None:
+    made = session({"g": [trial("a", 2)], "now": [trial("b", 2)]})
+    made.happened(
+        DeviceAdded(0.0, Device(0)),
+        NotePlaced("b", at=0.0, width=1.0, device_ids=(0,), lane_ids=(0,)),
+        DeviceAdded(5.0, Device(0)),
+        NotePlaced("a", at=5.0, width=1.0, device_ids=(0,), lane_ids=(0,)),
+    )
+    assert not any("joins" in line for line in story(made.close(), "a"))
+
+
 def test_a_trial_that_made_room_says_for_which(session: Sessions) -> None:
     made = session({"g": [trial("a", 2)], "now": [trial("b", 1)]})
     made.happened(

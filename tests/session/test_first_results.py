@@ -11,7 +11,7 @@ import pytest
 
 from fluid import Device, FluidExecutor, Trial, TrialGroup
 from fluid.backends.local import LocalBackend
-from fluid.rehearsal import ReplayedIteration
+from fluid.rehearsal import FusedRates, ReplayedFusion, ReplayedIteration
 from fluid.rehearsal.outcome import outcome_of
 
 
@@ -20,15 +20,28 @@ class Constant:
 
     @staticmethod
     def replay(config: dict[str, Any], iterations: range) -> list[ReplayedIteration]:
-        return [ReplayedIteration({"loss": 1.0 / each}, config["s"]) for each in iterations]
+        return [ReplayedIteration({"loss": 1.0 / each}, config["s"], config["bytes"]) for each in iterations]
+
+
+class Fused(Constant):
+    """The same, as rows of one step: eight take a little more than twice as long as one."""
+
+    fluid_elastic = fluid_fusible = True
+
+    @staticmethod
+    def fusion(config: dict[str, Any]) -> ReplayedFusion:
+        return ReplayedFusion("one shape", FusedRates((1, 2, 4, 8), (1.0, 1.1, 1.3, 2.2)))
 
 
 def played(
     folder: Path,
     *,
-    devices: int = 2,
+    trainable: type = Constant,
+    after_s: float = 150.0,
+    devices: int | list[Device] = 2,
     checks: tuple[int, int, float] = (1, 1, 60.0),
     key: str = "check",
+    memory: float | None = None,
     terms: dict[str, Any] | None = None,
     **options: Any,
 ) -> tuple[float, float]:
@@ -36,10 +49,12 @@ def played(
     options = {"packing": "off", "max_width": 1, **options}
     count, iterations, seconds = checks
     with FluidExecutor(backend="simulated", devices=devices, verbose=0, run_dir=folder, **options) as executor:
-        trials = [Trial(Constant, {"s": 60.0}, budget=20, profile_key="sweep") for _ in range(8)]
+        trials = [Trial(trainable, {"s": 60.0, "bytes": memory}, budget=20, profile_key="sweep") for _ in range(8)]
         sweep = executor.submit_trialgroup(TrialGroup(trials, name="sweep", owner="ann"))
-        sweep.wait(timeout=150.0)
-        more = [Trial(Constant, {"s": seconds}, budget=iterations, profile_key=key) for _ in range(count)]
+        sweep.wait(timeout=after_s)
+        more = [
+            Trial(Constant, {"s": seconds, "bytes": memory}, budget=iterations, profile_key=key) for _ in range(count)
+        ]
         check = executor.submit_trialgroup(TrialGroup(more, name="check", owner="bob"), **(terms or {}))
         check.wait()
         sweep.wait()
@@ -70,6 +85,27 @@ def test_a_check_of_a_minute_ends_within_three_and_costs_the_sweep_no_more_than_
     ends, sweep = played(tmp_path / "run", **variant)
     assert ends <= 180.0
     assert sweep <= 9600.0 / variant.get("devices", 2) + 60.0
+
+
+@pytest.mark.parametrize(
+    "sharing",
+    [
+        {"packing": "auto", "trainable": Fused},
+        {"packing": "fused", "trainable": Fused},
+        {"packing": "fused", "trainable": Fused, "devices": 2},
+        {"packing": "fused", "trainable": Fused, "devices": [Device(0, memory_bytes=12e9)], "memory": 1e9},
+        {"packing": "lane", "max_packing": 2},
+        {"packing": "lane", "max_packing": 2, "lane_policy": "fair"},
+    ],
+    ids=str,
+)
+def test_trials_that_share_a_lane_pause_together_and_go_on_as_they_were(
+    tmp_path: Path, sharing: dict[str, Any]
+) -> None:
+    sharing = {"devices": 1, "after_s": 630.0, **sharing}
+    ends, sweep = played(tmp_path / "run", **sharing)
+    assert ends <= 180.0
+    assert sweep <= played(tmp_path / "later", **{**sharing, "after_s": 1e5})[1] + 60.0
 
 
 def test_by_order_of_arrival_a_check_of_the_same_priority_waits(tmp_path: Path) -> None:

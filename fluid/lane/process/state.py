@@ -21,7 +21,7 @@ from fluid._late_imports import LateImports
 from fluid._private_files import make_folder
 from fluid.lane.output import LaneStreams
 from fluid.lane.process.settings import TIMERS, ProcessSettings, Settings, go_on_with_timers, hold_timers
-from fluid.lane.process.threads import LaneThreads
+from fluid.lane.process.threads import LaneThreads, ThreadNumbers
 from fluid.random_state import MODULES, Seeds, put_in_force, read_random_state, seed_loaded, write_random_state
 from fluid.trial_fields import TrialProcess
 
@@ -61,6 +61,8 @@ class ProcessState:
         self._settings: Settings | None = None
         self._threads = threads
         self._asked_threads = asked.threads
+        #: Its numbers of threads while it does not run; ``None`` while it does, and before.
+        self._left_threads: ThreadNumbers | None = None
         self._seeds = asked.seeds or Seeds.fresh()
         self._random: dict[str, Any] = {}
         #: Its signal timers while its code does not run.
@@ -68,8 +70,9 @@ class ProcessState:
 
     @property
     def asked_threads(self) -> int | None:
-        """CPU threads that the resident has instead of the lane's; ``None`` for the lane's."""
-        return self._asked_threads
+        """CPU threads that the resident has asked for or set, if it has run; ``None`` for the lane's."""
+        asked, now = self._asked_threads, self._left_threads or ThreadNumbers.in_force()
+        return asked if now.torch in (None, self._threads.own if asked is None else asked) else now.torch
 
     def begin(self) -> None:
         """Brings the process to where the resident's set-up begins, which may have been tried before."""
@@ -87,7 +90,8 @@ class ProcessState:
         with suppress(OSError):  # The folder may have been deleted since.
             os.chdir(self._folder)
         output.switch(self.log_path, self.name)
-        self._threads.enter(self._asked_threads)
+        self._threads.enter(self._asked_threads, self._left_threads)
+        self._left_threads = None
 
     def announce(self, name: str, output: LaneStreams) -> None:
         """Names the trainable of the resident, which is in force, to those who read the output."""
@@ -130,7 +134,7 @@ class ProcessState:
         self._random = read_random_state()
         with suppress(OSError):
             self._folder = os.getcwd()
-        self._asked_threads = self._threads.leave()
+        self._left_threads = self._threads.leave()
 
 
 # -- culprit note --------------------------------------------------------------------------------

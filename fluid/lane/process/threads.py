@@ -9,10 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from itertools import chain
+from typing import Any, NamedTuple
 
 from fluid.resources import available_cores
 
@@ -23,19 +24,18 @@ _OF_LIBRARIES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "
 _OF_COMPILER = "TORCHINDUCTOR_COMPILE_THREADS"
 _OF_POOLS = (_OF_COMPILER, "LOKY_MAX_CPU_COUNT")
 VARIABLES = (*_OF_LIBRARIES, *_OF_POOLS)
-#: What sets the number in a library that is loaded already: a part of its file's name, and names of the function.
-#: OpenBLAS has others in the wheels of NumPy, with integers of 64 bits, and of SciPy.
-_SETTERS = {
-    "openblas": (
-        "openblas_set_num_threads",
-        "openblas_set_num_threads64_",
-        "scipy_openblas_set_num_threads",
-        "scipy_openblas_set_num_threads64_",
+#: What sets and reads the number in a library that is loaded already: a part of its file's name, and names of the
+#: functions. OpenBLAS has others in the wheels of NumPy, with integers of 64 bits, and of SciPy.
+_ACCESS = {
+    "openblas": tuple(
+        (f"{prefix}openblas_set_num_threads{suffix}", f"{prefix}openblas_get_num_threads{suffix}")
+        for prefix in ("", "scipy_")
+        for suffix in ("", "64_")
     ),
-    "libmkl_rt": ("MKL_Set_Num_Threads",),
-    "libgomp": ("omp_set_num_threads",),
-    "libomp": ("omp_set_num_threads",),
-    "libiomp5": ("omp_set_num_threads",),
+    "libmkl_rt": (("MKL_Set_Num_Threads", "MKL_Get_Max_Threads"),),
+    "libgomp": (("omp_set_num_threads", "omp_get_max_threads"),),
+    "libomp": (("omp_set_num_threads", "omp_get_max_threads"),),
+    "libiomp5": (("omp_set_num_threads", "omp_get_max_threads"),),
 }
 
 
@@ -59,28 +59,46 @@ def set_threads(threads: int) -> None:
         compiler.compile_threads = threads  # type: ignore[attr-defined]
 
 
+class _Library(NamedTuple):
+    """A numeric library that this process has loaded.
+
+    Attributes:
+        path: of its file.
+        set: sets its threads.
+        get: returns them.
+    """
+
+    path: str
+    set: Callable[[int], object]
+    get: Callable[[], int]
+
+
 def _set_in_libraries(threads: int) -> None:
     """Sets the number in libraries that have read their environment: in the process that forked this one, too."""
-    for path, names in _loaded_libraries():
-        with suppress(OSError):
-            library = ctypes.CDLL(path)
-            for name in names:
-                with suppress(AttributeError):
-                    # OpenBLAS has no more threads than it sees cores, if it is loaded only now: the same in both cases.
-                    most = len(available_cores()) if "openblas" in name else threads
-                    getattr(library, name)(ctypes.c_int(min(threads, most)))
+    for library in _loaded_libraries():
+        # OpenBLAS has no more threads than it sees cores, if it is loaded only now: the same in both cases.
+        most = len(available_cores()) if "openblas" in os.path.basename(library.path) else threads
+        library.set(min(threads, most))
 
 
-def _loaded_libraries() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The numeric libraries that this process has loaded, each with names of what sets its threads."""
+def _loaded_libraries() -> Sequence[_Library]:
+    """The numeric libraries that this process has loaded; looked for again once further modules are."""
+    return _libraries_with(len(sys.modules))
+
+
+@lru_cache(maxsize=1)
+def _libraries_with(modules: int) -> Sequence[_Library]:
     paths: set[str] = set()
     with suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         paths = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if ".so" in line}
+    found = []
     for path in sorted(paths):
-        file = os.path.basename(path)
-        for part, names in _SETTERS.items():
-            if part in file:
-                yield path, names
+        names = (each for part, each in _ACCESS.items() if part in os.path.basename(path))
+        for setter, getter in chain.from_iterable(names):
+            with suppress(OSError, AttributeError):
+                library = ctypes.CDLL(path)
+                found.append(_Library(path, getattr(library, setter), getattr(library, getter)))
+    return found
 
 
 @cache
@@ -93,40 +111,73 @@ def _chosen() -> frozenset[str]:
     return frozenset(name for name in _OF_POOLS if os.environ.get(name, threads) != threads)
 
 
+class ThreadNumbers(NamedTuple):
+    """The numbers of threads that are in force in this process.
+
+    Attributes:
+        variables: of the environment, by name.
+        libraries: of those that are loaded, by path.
+        torch: of PyTorch; ``None`` if it is not loaded.
+    """
+
+    variables: Mapping[str, str]
+    libraries: Mapping[str, int]
+    torch: int | None
+
+    @classmethod
+    def in_force(cls) -> ThreadNumbers:
+        """Reads them."""
+        variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+        libraries = {library.path: int(library.get()) for library in _loaded_libraries()}
+        get_num_threads = getattr(_torch(), "get_num_threads", None)
+        return cls(variables, libraries, None if get_num_threads is None else int(get_num_threads()))
+
+    def put(self) -> None:
+        """Puts them in force."""
+        for name in VARIABLES:
+            if (value := self.variables.get(name)) is not None:
+                os.environ[name] = value
+            else:
+                os.environ.pop(name, None)
+        for library in _loaded_libraries():
+            if library.path in self.libraries:
+                library.set(self.libraries[library.path])
+        if self.torch is not None:
+            _torch().set_num_threads(self.torch)
+
+
 class LaneThreads:
-    """The number of threads in force in a lane.
+    """The numbers of threads in force in a lane.
 
     Args:
         own: the lane's own number, which is in force already.
     """
 
     def __init__(self, own: int) -> None:
-        self._own = own
-        #: Those of the trial in force; ``None`` for the lane's.
-        self._asked: int | None = None
+        self.own = own
+        #: The lane's own numbers, with the libraries that were loaded when they were last put in force.
+        self._base = ThreadNumbers.in_force()
 
-    def enter(self, asked: int | None) -> None:
-        """Puts a trial's number in force; ``None`` leaves the lane's own."""
-        self._asked = asked
+    def enter(self, asked: int | None, left: ThreadNumbers | None) -> None:
+        """Puts a trial's numbers in force.
+
+        Args:
+            asked: what it asks for; ``None`` for the lane's own.
+            left: those with which it has left, as it may have set some since; ``None`` if it begins.
+        """
         if asked is not None:
             set_threads(asked)
+        if left is not None and left != ThreadNumbers.in_force():
+            left.put()
 
-    def leave(self) -> int | None:
-        """Puts the lane's own number in force; returns the one that the trial had asked for, or has set since."""
-        asked = self._asked if self._is_as_set() else _torch_threads()
-        self._asked = None
-        if asked is not None or os.environ.get(VARIABLES[0]) != str(self._own):
-            set_threads(self._own)
-        return asked
-
-    def _is_as_set(self) -> bool:
-        """Whether PyTorch has the number that it was given here, if it is loaded."""
-        return _torch_threads() in (None, self._own if self._asked is None else self._asked)
-
-
-def _torch_threads() -> int | None:
-    get_num_threads = getattr(_torch(), "get_num_threads", None)
-    return None if get_num_threads is None else int(get_num_threads())
+    def leave(self) -> ThreadNumbers:
+        """Puts the lane's own number in force; returns those of the trial."""
+        left = ThreadNumbers.in_force()
+        if left != self._base:
+            set_threads(self.own)
+            _set_in_libraries(self.own)
+            self._base = ThreadNumbers.in_force()
+        return left
 
 
 def _torch() -> Any:

@@ -114,10 +114,9 @@ class QuickChecks(Policy):
     def _may_have_one(trial: TrialRecord) -> bool:
         """Whether a trial can run an iteration on one device that is cleared for it.
 
-        A gang needs several at once, and one that takes turns waits for a lane, whose policy knows what is short. One
-        that has a state goes on where that is.
+        A gang needs several at once. One that has a state goes on where that is.
         """
-        if trial.restored_for_call or trial.calls or trial.takes_turns or trial.residence.lane is not None:
+        if trial.restored_for_call or trial.calls or trial.residence.lane is not None:
             return False
         return trial.progress.done == 0 and (trial.fixed_width or 1) <= 1
 
@@ -153,14 +152,13 @@ class QuickChecks(Policy):
     def _may_pause(self, trial: TrialRecord, coming: TrialRecord) -> bool:
         """Whether a running trial may make room: in its lane, without losing anything, and for another owner's.
 
-        Left out are those whose pause frees no device or costs more than an iteration: gangs and wide ones (the engine
-        narrows these as others wait), rows of a pack, and those that take turns in a lane. On a device whose memory is
-        counted the state has to be able to leave it.
+        Left out are gangs and wide ones, whose pause costs more than an iteration (the engine narrows these as others
+        wait). On a device whose memory is counted the state has to be able to leave it.
         """
         core, place = self._core, trial.placement
         if trial.state is not TrialState.RUNNING or place.preemption is not None or place.move is not None:
             return False
-        if trial.spec.gang or len(place.lanes) > 1 or trial.sharing_group is not None or trial.calls:
+        if trial.spec.gang or len(place.lanes) > 1 or trial.calls:
             return False
         if trial.owner == coming.owner or trial.row in core.stepping:
             return False
@@ -224,9 +222,17 @@ class QuickChecks(Policy):
         return frozenset(each.device for kept in (self._cleared, self._running) for each in kept.values())
 
     def forbidden_to(self, trial: TrialRecord) -> frozenset[int]:
-        """Those that are kept for other trials than this one."""
+        """Those that are kept for other trials than this one.
+
+        A row of a pack that has paused waits for its device, or an idle one: nothing parts it again from a pack that it
+        joins elsewhere, which is the slower from then on.
+        """
         own = self._cleared.get(trial.row) or self._running.get(trial.row)
         kept = self.kept_devices
+        if trial.is_fused and any(
+            trial.row in each.victims for each in (*self._cleared.values(), *self._running.values())
+        ):
+            kept |= {device for device, rows in self._core.occupancy.residents.items() if rows}
         return kept if own is None else kept - {own.device}
 
     # -- the quantum ---------------------------------------------------------------------------------------

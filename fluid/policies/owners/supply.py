@@ -6,6 +6,7 @@ and go (docs/theory.md, section 15).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,28 +18,23 @@ from fluid.resources import Device
 SUPPLY_S = 24 * 3600.0
 
 
-class _Step(NamedTuple):
-    """So many devices from then on, and the device-seconds until then."""
+class _Stay(NamedTuple):
+    """A device of a description that was open from one time to another."""
 
-    at: float
-    number: int
-    before: float
-
-    def until(self, at: float) -> float:
-        """The device-seconds until a later time."""
-        return self.before + self.number * (at - self.at)
+    device: Device
+    since: float
+    until: float = math.inf
 
 
 class Supply:
     """Counts open devices by what they are: all but their index. All times are in seconds, and never go back."""
 
     def __init__(self) -> None:
-        #: Of each description, how many there were, from the last change before the period on.
-        self._steps: dict[Device, deque[_Step]] = {}
-        #: device index -> description of an open device
-        self._open: dict[int, Device] = {}
+        #: device index -> the stay of an open device
+        self._open: dict[int, _Stay] = {}
+        #: Stays that have ended, by ascending end.
+        self._ended: deque[_Stay] = deque()
         self._began: float | None = None
-        self._changed_at = 0.0
 
     def begin(self, now: float) -> None:
         """Has to be called when a group comes: what came and went before the first one is no supply."""
@@ -49,14 +45,12 @@ class Supply:
         """Notes what device of this index is open from now on; ``None`` for none."""
         device = None if device is None else replace(device, index=0)
         before = self._open.get(index)
-        if device == before:
-            return
         if before is not None:
-            del self._open[index]
-            self._step(now, before, -1)
+            if before.device == device:
+                return
+            self._ended.append(self._open.pop(index)._replace(until=now))
         if device is not None:
-            self._open[index] = device
-            self._step(now, device, 1)
+            self._open[index] = _Stay(device, now)
 
     def averages(self, now: float) -> Mapping[Device, float] | None:
         """How many devices of each description there were on average, over :data:`SUPPLY_S` or since the first group.
@@ -66,26 +60,12 @@ class Supply:
         if self._began is None:
             return None
         begin = max(self._began, now - SUPPLY_S)
-        if self._changed_at <= begin or now <= begin:
+        while self._ended and self._ended[0].until <= begin:
+            self._ended.popleft()
+        if now <= begin or not (self._ended or any(stay.since > begin for stay in self._open.values())):
             return None
-        found = {}
-        for device, steps in list(self._steps.items()):
-            while len(steps) > 1 and steps[1].at <= begin:
-                steps.popleft()
-            if len(steps) == 1 and not steps[0].number:
-                del self._steps[device]
-            else:
-                before = steps[0].until(begin) if steps[0].at <= begin else 0.0
-                found[device] = (steps[-1].until(now) - before) / (now - begin)
+        found: dict[Device, float] = {}
+        for device, since, until in (*self._open.values(), *self._ended):
+            share = (min(until, now) - max(since, begin)) / (now - begin)
+            found[device] = found.get(device, 0.0) + share
         return found
-
-    def _step(self, now: float, device: Device, more: int) -> None:
-        self._changed_at = now
-        steps = self._steps.setdefault(device, deque())
-        if not steps:
-            steps.append(_Step(now, more, 0.0))
-            return
-        last = steps[-1]
-        if last.at == now:
-            steps.pop()
-        steps.append(_Step(now, last.number + more, last.until(now)))

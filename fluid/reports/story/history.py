@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 from fluid.engine.events import ELSEWHERE, OFFERED, SET_ASIDE
@@ -342,6 +342,8 @@ class RunHistory:
         index = int(device["index"])
         if index in self.meter.held:  # The session was resumed: it had given its devices back by its last entry.
             self.meter.all_left(self._before)
+            for trial in list(dict.fromkeys(chain.from_iterable(self._on.values()))):
+                self._leave(trial, entry.at)  # Lanes have the same numbers again, and groups come one after another.
         self.meter.came(index, entry.at)
         self._devices.add(index)
         self.kinds[index] = str(device.get("kind", "device"))

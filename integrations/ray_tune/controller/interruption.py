@@ -96,10 +96,11 @@ class Interruption:
         if self._signal is None:
             return result
         analysis = getattr(result, "_experiment_analysis", result)
-        call = self._call_to_go_on(analysis.experiment_path, result is not analysis)
-        name = signal.Signals(self._signal).name
-        cut_off = f"{len(self.cut_off)} of {len(analysis.trials)} trials were cut off"
-        print(f"fluid: interrupted by {name}: {cut_off}; go on with {call}", file=sys.stderr, flush=True)
+        if not self._executor.session.quiet:
+            call = self._call_to_go_on(analysis.experiment_path, result is not analysis)
+            name = signal.Signals(self._signal).name
+            cut_off = f"{len(self.cut_off)} of {len(analysis.trials)} trials were cut off"
+            print(f"fluid: interrupted by {name}: {cut_off}; go on with {call}", file=sys.stderr, flush=True)
         raise SweepInterrupted(128 + self._signal, result, self.cut_off)
 
     @staticmethod

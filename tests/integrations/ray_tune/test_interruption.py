@@ -35,7 +35,7 @@ class Count(tune.Trainable):
 if __name__ == "__main__":
     folder = sys.argv[1]
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    executor = FluidExecutor("local", 2, run_dir=folder + "/fluid" + sys.argv[2], verbose=0, max_packing=1)
+    executor = FluidExecutor("local", 2, run_dir=folder + "/fluid" + sys.argv[2], verbose=1, max_packing=1)
     if sys.argv[2] == "tuner":
         config = tune.RunConfig(name="sweep", storage_path=folder + "/tune", verbose=0)
         tune.Tuner(
@@ -53,7 +53,7 @@ if __name__ == "__main__":
             executor=executor,
             resume=sys.argv[2] == "resume",
         )
-    print("ended", flush=True)
+    print("the script goes on", flush=True)
 """
 
 
@@ -100,7 +100,7 @@ def test_a_sweep_that_gets_notice_is_saved_and_repeats_nothing_when_it_goes_on(
     finally:
         driver.kill()
     assert driver.returncode == status, err
-    assert "ended" not in out
+    assert "the script goes on" not in out
     assert "3 of 3 trials were cut off; go on with " + call in err
     before = totals(tmp_path)
     assert sum(map(len, before.values())) >= 4
@@ -112,7 +112,7 @@ def test_a_sweep_that_gets_notice_is_saved_and_repeats_nothing_when_it_goes_on(
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "STEPS": str(tmp_path / "steps")},
         check=False,
     )
-    assert "ended" in done.stdout, done.stderr
+    assert "the script goes on" in done.stdout, done.stderr
     assert totals(tmp_path).keys() >= before.keys()
     for values in totals(tmp_path).values():
         assert values == list(range(1, 26))
@@ -127,6 +127,6 @@ def test_ctrl_c_ends_a_sweep_with_130_and_says_how_to_go_on(tmp_path: Path) -> N
     finally:
         driver.kill()
     assert driver.returncode == 130, err
-    assert "ended" not in out
+    assert "the script goes on" not in out
     assert "interrupted by SIGINT: 3 of 3 trials were cut off" in err
     assert f"tune.run(..., storage_path={str(tmp_path / 'tune')!r}, name='sweep', resume=True" in err
