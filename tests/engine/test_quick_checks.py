@@ -169,7 +169,7 @@ def test_quanta_take_a_tenth_of_an_hour_and_the_next_begins_when_that_is_past() 
 def test_all_trials_that_take_turns_on_a_full_device_pause() -> None:
     hand = Hand(1, profile=Profile(), max_packing=1, turns=2)
     hand.submit("a", "b", terms=ANN, budget=20, profile_key="sweep")
-    start_all(hand)
+    hand.start_all()
     hand.iterate("a")
     hand.iterate("b")
     told = check(hand)
