@@ -10,7 +10,7 @@ from fluid.engine.commands import NotePreempted, Pause, ReportEnd
 from fluid.engine.events import GroupDeadline, GroupSubmitted, GroupTerms, TrialSpec
 from fluid.planners.portfolio import make_planner
 from fluid.policies.engine import EngineState
-from fluid.policies.owners.pauses import MOST_PAUSES
+from fluid.policies.owners.pauses import MOST_PAUSES, DeadlinePauses
 from fluid.policies.owners.shares import GROUP_POLICIES
 from fluid.resources import Device
 from fluid.testing.play import Session
@@ -158,6 +158,18 @@ def test_only_a_trial_that_can_be_saved_pauses(can_save: bool) -> None:
     hand.submit("tight", budget=5, terms=due(20.0))
     pauses = [each.trial_id for each in hand.tick() if isinstance(each, Pause)]
     assert pauses == (["long"] if can_save else [])
+
+
+def test_only_pauses_that_were_made_count() -> None:
+    hand = Hand(devices=1, profile=Known(packing=1, width=1))
+    hand.submit("long", budget=500)
+    hand.started("long")
+    hand.iterate("long", 3)
+    hand.submit("tight", budget=5, terms=due(20.0))
+    (pauses,) = (each for each in hand.state.policies if isinstance(each, DeadlinePauses))
+    for _ in range(2 * MOST_PAUSES):
+        assert [leaving.trial_id for leaving, _ in pauses.choose()] == ["long"], "proposed, but not made"
+    assert [each.trial_id for each in hand.tick() if isinstance(each, Pause)] == ["long"]
 
 
 def test_what_is_said_of_a_group() -> None:

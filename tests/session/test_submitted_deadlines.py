@@ -72,6 +72,10 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
         ({"deadline": [("1h", 1), ("1h", 3)]}, "deadline[1]", "its time must be after"),
         ({"deadline": [("1h", 3), ("2h", 1)]}, "deadline[1]", "its cost must be above 3"),
         ({"deadline": [("1h", 0)]}, "deadline[0]", "its cost must be above 0"),
+        ({"deadline": 1e200}, "deadline", "must be at most 1e+12"),
+        ({"deadline": [(1, 1), (1e13, 2)]}, "deadline[1]", "must be at most 1e+12"),
+        ({"deadline": [("1h", 1e13)]}, "deadline[0]", "must be at most 1e+12"),
+        ({"weight": 1e13}, "weight", "must be at most 1e+12"),
         ({"weight": 0}, "weight", "must be above 0"),
         ({"weight": "much"}, "weight", "must be a number"),
         ({"deadline": 5, "on_miss": "drop"}, "on_miss", "must be one of late, stop"),
@@ -257,7 +261,7 @@ def test_a_groups_line_keeps_its_deadline() -> None:
     left = line.terms_left(now=1000.0 + 5400.0).deadline
     assert left == GroupDeadline(((-1800.0, 1.0), (1800.0, 3.0)), "stop")
     assert GroupLine.read({"group": "0", "name": "x"}).terms == PLAIN_TERMS
-    for bad in ("2h", [[1.0]], [[2.0, 1.0], [1.0, 2.0]], [], [["a", 1.0]], [[float("nan"), 1.0]]):
+    for bad in ("2h", [[1.0]], [[2.0, 1.0], [1.0, 2.0]], [], [["a", 1.0]], [[float("nan"), 1.0]], [[1e200, 1.0]]):
         assert GroupLine.read({"group": "0", "deadline": bad, "weight": -1}).terms == PLAIN_TERMS
 
 

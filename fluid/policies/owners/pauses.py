@@ -53,9 +53,12 @@ class DeadlinePauses(Policy):
         """Whether it is time to look again."""
         return self._wants_tick and bool(self._core.occupancy)
 
-    def exchange(self) -> list[Proposal]:
+    def exchange(self) -> Iterator[Proposal]:
         """Running trials that pause after their iteration, each for a waiting one."""
-        return [Preempt(leaving, coming) for leaving, coming in self.choose()]
+        for leaving, coming in self.choose():
+            yield Preempt(leaving, coming)
+            if leaving.placement.preemption is not None:  # It was told to.
+                self._times[leaving.row] = self._times.get(leaving.row, 0) + 1
 
     def left(self, trial: TrialRecord) -> None:
         """Forgets a trial that has ended."""
@@ -97,10 +100,7 @@ class DeadlinePauses(Policy):
             ]
             count = _best_count(order, devices, order[place], pauses)
             if count:
-                chosen = [(leaving, coming) for leaving, _, coming in pairs[:count]]
-                for leaving, _ in chosen:
-                    self._times[leaving.row] = self._times.get(leaving.row, 0) + 1
-                return chosen
+                return [(leaving, coming) for leaving, _, coming in pairs[:count]]
         return []
 
     def _pairs(
