@@ -46,14 +46,14 @@ class GroupLine:
     submitted_at: float | None = None
 
     def with_terms(self, journaled: GroupTerms | None) -> GroupLine:
-        """The line with the terms that the journal has, if it has any; there, a deadline is what a resume has left."""
+        """The line with the terms that the journal has, if it has any; there, a deadline is that of a session that goes on."""
         if journaled is None:
             return self
         known = journaled if self.submitted_at is None else replace(journaled, deadline=self.terms.deadline)
         return replace(self, terms=known)
 
     def terms_left(self, now: float) -> GroupTerms:
-        """The terms of a session that goes on: of the deadline what is left.
+        """The terms of a session that goes on: the deadline counts from the group's submission.
 
         Args:
             now: seconds since 1970.

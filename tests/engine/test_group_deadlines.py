@@ -102,6 +102,20 @@ def test_what_cannot_be_met_gives_way_and_ends_all_the_same() -> None:
     assert ends["fine"] <= 220.0 and ends["plain"] < ends["hopeless"]
 
 
+def test_what_was_missed_in_an_earlier_session_gives_way_until_it_was_late_for_as_long_as_its_deadline() -> None:
+    def order(passed: float) -> list[str]:
+        play = Play(1)
+        play.submit("probe", 1, 2, 1.0, GroupTerms(), "net")
+        late = GroupTerms(deadline=GroupDeadline(((300.0, 1.0),), passed=passed), weight=10.0)
+        play.submit("late", 2, 30, 1.0, late, "net")
+        play.submit("fine", 2, 40, 1.0, due(90.0), "net")
+        ends = play.ends()
+        return sorted(ends, key=ends.__getitem__)
+
+    assert order(310.0) == ["probe", "fine", "late"]
+    assert order(610.0) == ["probe", "late", "fine"]
+
+
 def test_a_weight_brings_a_group_forward() -> None:
     def end(weight: float) -> float:
         play = Play()

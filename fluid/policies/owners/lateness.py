@@ -92,8 +92,8 @@ class Unit(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """Seconds of the first step, whose cost is 1; of the first above 0, of a group of an earlier session."""
-        return next((seconds for seconds, _ in self.steps if seconds > 0.0), 0.0)
+        """Seconds of the first step, whose cost is 1; 0 without a deadline."""
+        return self.steps[0][0] if self.steps else 0.0
 
     @property
     def costs_its_age(self) -> bool:

@@ -344,7 +344,8 @@ class GroupShares:
         self._kinds.supply.begin(self._occupancy.now)
         number = self._owners.number(terms)
         if is_by_itself(terms):
-            self._own_terms[number] = terms, self._occupancy.now
+            passed = 0.0 if terms.deadline is None else terms.deadline.passed
+            self._own_terms[number] = terms, self._occupancy.now - passed
         return number
 
     def job(self, owner: int, terms: GroupTerms, spec: TrialSpec) -> int:
