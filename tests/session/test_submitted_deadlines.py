@@ -188,6 +188,34 @@ def test_two_groups_that_can_both_meet_their_deadlines_do(
             assert handle.wait() and {state.value for state in handle.states.values()} == {"DONE"}
 
 
+#: Devices, the group that is due first and the other one, which of them comes first, and whether both, or one, of their
+#: keys were measured. A group: trials, seconds, budget, deadline.
+TIGHT = {
+    "nothing is tried on a device of what may be late": (2, (2, 5.0, 10, 57.5), (8, 20.0, 2, 242.0), "tight", ""),
+    "nor of what nears its deadline": (1, (4, 5.0, 5, 115.0), (4, 50.0, 1, 345.0), "tight", ""),
+    "what is unmeasured pauses for what is due before": (1, (8, 1.0, 2, 64.4), (24, 20.0, 10, 5607.0), "loose", ""),
+    "and for nothing that is due later": (8, (8, 20.0, 5, 115.0), (4, 20.0, 1, 138.0), "tight", "one"),
+    "what starts can pause, too": (2, (8, 1.0, 2, 32.2), (2, 20.0, 10, 285.0), "loose", "both"),
+}
+
+
+@pytest.mark.parametrize("case", TIGHT)
+def test_a_tight_group_and_a_loose_one_both_meet_theirs(tmp_path: Path, case: str) -> None:
+    devices, *groups, first, keys = TIGHT[case]
+    shapes = dict(zip(("tight", "loose"), groups, strict=True))
+    with simulated(tmp_path, devices=devices) as running:
+        for name, (_, seconds, *_) in shapes.items():
+            if keys == "both":
+                running.submit_trialgroup(group(f"known {name}", 1, seconds, 2, key=name)).wait()
+        handles = []
+        for name in sorted(shapes, key=lambda name: name != first):
+            trials, seconds, budget, deadline = shapes[name]
+            made = group(name, trials, seconds, budget, key="net" if keys == "one" else name)
+            handles.append(running.submit_trialgroup(made, deadline=deadline, on_miss="stop"))
+        for handle in handles:
+            assert handle.wait() and {state.value for state in handle.states.values()} == {"DONE"}
+
+
 @pytest.mark.parametrize("order", [("tight", "loose"), ("loose", "tight")])
 def test_two_sweeps_of_one_executor_that_can_both_meet_their_deadlines_do(
     tmp_path: Path, order: tuple[str, str], caplog: pytest.LogCaptureFixture

@@ -216,8 +216,8 @@ class OpenUnits:
 
 
 def may_pause(trial: TrialRecord) -> bool:
-    """Whether a running trial can pause after its iteration, and go on anywhere later."""
-    if trial.state is not TrialState.RUNNING or trial.calls or trial.progress.left <= 1:
+    """Whether a trial that runs, or starts, can pause after its iteration, and go on anywhere later."""
+    if trial.state not in (TrialState.STARTING, TrialState.RUNNING) or trial.calls or trial.progress.left <= 1:
         return False
     return trial.spec.can_save and not trial.spec.gang and trial.sharing_group is None
 
