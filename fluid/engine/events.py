@@ -82,7 +82,7 @@ class GroupDeadline:
 
     Attributes:
         steps: pairs of seconds since the group was submitted, and what an end after that costs; both ascend. A cost of
-            1 is that of a group without a deadline that waits for as long as the first step's seconds. One deadline is
+            1 is that of a group without a deadline that waits for four times the first step's seconds. One deadline is
             one step of cost 1.
         on_miss: ``"late"`` if its trials run on after the last step, ``"stop"`` if they are stopped.
         passed: seconds that had passed since then when this session got the group; above 0 for one of an earlier

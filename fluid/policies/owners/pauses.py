@@ -154,7 +154,7 @@ class DeadlinePauses(Policy):
 def _best_count(order: Sequence[Unit], devices: float, unit: Unit, pauses: Sequence[Pause]) -> int:
     """How many of the trials are to pause, the first of them; 0 if that gains no more than it costs."""
     most, best, count = 0.0, 0, 1
-    worth = _LEAST_ODDS * unit.scale * sum(cost for _, cost in unit.ahead)
+    worth = _LEAST_ODDS * unit.miss_s * sum(cost for _, cost in unit.ahead)
     while count <= len(pauses):
         stalls = sum(each.stall for each in pauses[:count])
         gain = gain_of_pauses(order, devices, pauses[:count])
