@@ -46,7 +46,7 @@ class GroupLine:
     submitted_at: float | None = None
 
     def with_terms(self, journaled: GroupTerms | None) -> GroupLine:
-        """The line with the terms that the journal has, if it has any; there, a deadline is that of a session that goes on."""
+        """The line with the terms that the journal has, if it has any; the deadline stays as it was given."""
         if journaled is None:
             return self
         known = journaled if self.submitted_at is None else replace(journaled, deadline=self.terms.deadline)

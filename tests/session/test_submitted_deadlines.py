@@ -216,6 +216,14 @@ def test_a_tight_group_and_a_loose_one_both_meet_theirs(tmp_path: Path, case: st
             assert handle.wait() and {state.value for state in handle.states.values()} == {"DONE"}
 
 
+def test_what_is_unknown_is_not_taken_for_short_and_let_in_before_a_deadline(tmp_path: Path) -> None:
+    with simulated(tmp_path, devices=2) as running:
+        tight = running.submit_trialgroup(group("tight", 4, 50.0, 1), deadline=115.0, on_miss="stop")
+        unknown = running.submit_trialgroup(group("unknown", 4, 50.0, 1))
+        assert unknown.wait() and tight.wait()
+        assert {state.value for state in tight.states.values()} == {"DONE"}
+
+
 @pytest.mark.parametrize("order", [("tight", "loose"), ("loose", "tight")])
 def test_two_sweeps_of_one_executor_that_can_both_meet_their_deadlines_do(
     tmp_path: Path, order: tuple[str, str], caplog: pytest.LogCaptureFixture

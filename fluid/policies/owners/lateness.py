@@ -21,9 +21,8 @@ from typing import NamedTuple
 
 #: Odds from which a deadline counts as one that can be met, and below which as one that cannot.
 CAN_MEET, _HARDLY = 0.9, 0.01
-#: A miss of cost 1 counts as so many times the seconds of the first step that a unit without a deadline waits: forecasts
-#: err, and with 1 a deadline whose odds are middling gives way to a long unit that hardly gains
-#: (``benchmarks/group_deadlines.py``, the mix).
+#: A miss of cost 1 counts as waiting for so many times the seconds of the first step: with 1, a deadline whose odds are
+#: middling gives way to a long unit that hardly gains (``benchmarks/group_deadlines.py``, the mix).
 _MISS = 4.0
 #: A unit that was late for so many times its last step's seconds costs its age from then on.
 FORGIVEN = 1.0
