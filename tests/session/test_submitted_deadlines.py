@@ -167,6 +167,18 @@ def test_added_trials_have_the_deadline_of_their_group(tmp_path: Path) -> None:
         assert handle.wait() and handle.states["d0"].value == "STOPPED", "the deadline has passed"
 
 
+@pytest.mark.parametrize("lane_policy", ["fair", "longest_first", "srtf"])
+@pytest.mark.parametrize(("deadline", "told"), [(400.0, 1), (2400.0, 0)])
+def test_trials_that_take_turns_are_not_said_to_end_ever_later(
+    tmp_path: Path, lane_policy: str, deadline: float, told: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with simulated(tmp_path, devices=1, packing="lane", lane_policy=lane_policy) as running:
+        handle = running.submit_trialgroup(group("a", 3, 10.0, 60), deadline=deadline)
+        other = running.submit_trialgroup(group("b", 2, 5.0, 10), deadline=3000.0)
+        assert handle.wait() and other.wait()
+    assert sum("of 'a'" in text and "cannot be met" in text for text in warnings(caplog)) == told
+
+
 # -- several groups --------------------------------------------------------------------------------------------
 
 SWEEPS = {"tight": (16, 50.0, 2, 460.0), "loose": (20, 15.0, 1, 2000.0)}

@@ -130,6 +130,10 @@ class OpenUnits:
         stretch, under_way = estimates.stretch(trial), self._under_way(trial)
         paces = self._paces(trial, under_way / stretch)
         seconds = trial.progress.left * paces.mean * stretch
+        if trial.takes_turns:  # Others of its lane end, too, and then it has their turns.
+            there = map(self._trials.by_row.get, self._occupancy.residents[held[0]])
+            beside = [estimates.height(each) for each in there if each is not None]
+            seconds = min(seconds, sum(beside) * stretch / len(beside))
         sigma = math.hypot(paces.spread, paces.shared) / max(paces.mean, 1e-12)
         spread, under_way = sigma * seconds, min(under_way, paces.mean * stretch)
         share = sum(1.0 / max(1, len(self._occupancy.residents[device])) for device in held)
@@ -192,9 +196,9 @@ class OpenUnits:
         return known
 
     def _under_way(self, trial: TrialRecord) -> float:
-        """Seconds for which a running trial's iteration has been under way; 0 if none is."""
+        """Seconds for which a running trial's iteration has been under way; 0 if none is, or it may await its turn."""
         place = trial.placement
-        if trial.state is not TrialState.RUNNING or not place.iterates:
+        if trial.state is not TrialState.RUNNING or not place.iterates or trial.takes_turns:
             return 0.0
         return max(0.0, self._occupancy.now - place.since)
 
