@@ -21,6 +21,7 @@ from fluid.executor import IN_FORCE, FluidExecutor, executor_in_force, executor_
 from fluid.keeping import Keep
 from fluid.loggers.logger import refuse_logger
 from fluid.packing import Sharing
+from fluid.policies.owners.deadlines import seconds_until
 from fluid.rehearsal.plan import plan_in_force, seed_in_force
 from fluid.resources import DeviceChoice, Requires
 from fluid.results.code_changes import code_notes
@@ -238,7 +239,7 @@ def run(
     asked = flattened({name: value for name, value in {**own, **objects}.items() if value is not None})
     run_dir, limit = asked.get("run_dir"), asked.pop("deadline", None)
     resume = _resumes(resume, asked)
-    limit_s = None if limit is None else parse_duration("deadline", limit)
+    limit_s = None if limit is None else seconds_until("deadline", limit)
     algorithm = require_algorithm(algorithm, ALGORITHMS if searcher is None else WITH_SEARCHER)
     compared = _checked_goals(metric, mode, algorithm, searcher)
     name = _name_of(trainable, algorithm) if name is None else require_text("name", name)

@@ -82,13 +82,16 @@ class GroupDeadline:
 
     Attributes:
         steps: pairs of seconds since the group was submitted, and what an end after that costs; both ascend. A cost of
-            1 is that of a group without a deadline that waits for as long as the first step's seconds. One deadline is
-            one step of cost 1. Of a group of an earlier session, what is left: seconds may be negative.
+            1 is that of a group without a deadline that waits for four times the first step's seconds. One deadline is
+            one step of cost 1.
         on_miss: ``"late"`` if its trials run on after the last step, ``"stop"`` if they are stopped.
+        passed: seconds that had passed since then when this session got the group; above 0 for one of an earlier
+            session.
     """
 
     steps: tuple[tuple[float, float], ...]
     on_miss: Literal["late", "stop"] = "late"
+    passed: float = 0.0
 
     @property
     def text(self) -> str:
@@ -100,8 +103,8 @@ class GroupDeadline:
         return ", ".join([*times, *(["then stops"] if self.on_miss == "stop" else [])])
 
     def after(self, seconds: float) -> GroupDeadline:
-        """What is left of it so many seconds later."""
-        return replace(self, steps=tuple((at - seconds, cost) for at, cost in self.steps))
+        """The same for a session that gets the group so many seconds later."""
+        return replace(self, passed=self.passed + seconds)
 
 
 @dataclass(frozen=True, slots=True)

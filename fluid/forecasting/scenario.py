@@ -23,7 +23,7 @@ from fluid.measure.json_input import (
     read_record,
 )
 from fluid.measure.runtime_model import DEFAULT_MAX_FUSED, DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, FusedRates
-from fluid.policies.owners.deadlines import deadline_of
+from fluid.policies.owners.deadlines import deadline_of, weight_of
 from fluid.policies.owners.shares import DEFAULT_GROUP_POLICY, GROUP_POLICIES
 from fluid.resources import Cluster, Device, Requires
 
@@ -132,8 +132,7 @@ class ArrivingWorkload(Workload):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.due
-        if require_number("weight", self.weight, at_least=0.0) == 0.0:
-            raise InvalidFieldError("weight", self.weight, "must be above 0")
+        weight_of(self.weight)
         require_number("at", self.at, at_least=0.0)
         require_number("priority", self.priority, at_least=-math.inf)
         if self.owner is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fluid.engine.events import PLAIN_TERMS, Failure, GroupDeadline, GroupTerms
 from fluid.errors import InvalidFieldError, require_number, require_text
+from fluid.policies.owners.deadlines import MOST, weight_of
 from fluid.random_state import Seeds
 from fluid.resources import Requires
 from fluid.results.journal import Recovered
@@ -45,14 +46,14 @@ class GroupLine:
     submitted_at: float | None = None
 
     def with_terms(self, journaled: GroupTerms | None) -> GroupLine:
-        """The line with the terms that the journal has, if it has any; there, a deadline is what a resume has left."""
+        """The line with the terms that the journal has, if it has any; the deadline stays as it was given."""
         if journaled is None:
             return self
         known = journaled if self.submitted_at is None else replace(journaled, deadline=self.terms.deadline)
         return replace(self, terms=known)
 
     def terms_left(self, now: float) -> GroupTerms:
-        """The terms of a session that goes on: of the deadline what is left.
+        """The terms of a session that goes on: the deadline counts from the group's submission.
 
         Args:
             now: seconds since 1970.
@@ -97,7 +98,7 @@ def _terms(entry: Mapping[str, Any], expected: int | None) -> GroupTerms:
         priority = require_number("priority", entry.get("priority", priority), at_least=0.0)
     weight = PLAIN_TERMS.weight
     with suppress(InvalidFieldError):
-        weight = require_number("weight", entry.get("weight", weight), at_least=0.0) or weight
+        weight = weight_of(entry.get("weight", weight))
     return GroupTerms(owner, priority, entry.get("preempt") is True, expected, _deadline(entry), weight)
 
 
@@ -106,7 +107,7 @@ def _deadline(entry: Mapping[str, Any]) -> GroupDeadline | None:
         steps = tuple((float(at), float(cost)) for at, cost in entry["deadline"])
     except (KeyError, TypeError, ValueError):
         return None
-    usable = bool(steps) and all(map(math.isfinite, chain(*steps))) and list(steps) == sorted(steps)
+    usable = bool(steps) and all(abs(each) <= MOST for each in chain(*steps)) and list(steps) == sorted(steps)
     return GroupDeadline(steps, "stop" if entry.get("on_miss") == "stop" else "late") if usable else None
 
 

@@ -20,7 +20,7 @@ from fluid.engine.commands import (
     ReportUnsavable,
     TrialNotice,
 )
-from fluid.engine.events import Failure, GroupDeadline
+from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.random_state import Seeds
 from fluid.results.best import BestTracker
@@ -93,8 +93,6 @@ class GroupInbox(ChangeWaits):
         self.group_id = group_id
         self.group = group
         self.listener = listener
-        #: As it was submitted; of one of an earlier session, the engine knows what is left.
-        self.deadline: GroupDeadline | None = None
         #: What trials reported, if there is no listener; readers make results of it.
         self._reports: list[_KeptResult] = []
         self._failures: dict[str, Failure] = _NOTHING
@@ -218,7 +216,6 @@ class GroupInbox(ChangeWaits):
         """What the status of the session shows of the group."""
         return GroupFacts(
             name=self.group.name,
-            deadline=self.deadline,
             search=self.group.search,
             best=self._tracker.best(),
             open_metric=self._tracker.open_metric,

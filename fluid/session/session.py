@@ -321,7 +321,6 @@ class Session:
             self._pump.endings.require_devices()
             group_id = str(self._next_group)
             inbox = GroupInbox(group_id, group, listener, self.waits)
-            inbox.deadline = terms.deadline
             event = GroupSubmitted(at=self.backend.now(), group_id=group_id, trials=specs, terms=terms)
             self._pump.handle_new(event, lambda: self._open_group(inbox, payloads), group.name, content)
             say_what_is_awaited(self._state, group.name, specs)
@@ -479,10 +478,8 @@ class Session:
             for event in events:
                 group = left.groups[event.group_id].submitted()
                 inbox = GroupInbox(event.group_id, group, listeners.get(group.name), self.waits)
-                inbox.deadline = left.groups[event.group_id].line.terms.deadline
                 if getattr(inbox.listener, "tells_unfinished", False):  # A sweep's call says anew when it is to end.
                     event = structs.replace(event, terms=replace(event.terms, deadline=None))
-                    inbox.deadline = None
                 ended = {past.trial.trial_id: past.ended for past in event.trials if past.ended}
                 results = left.results.groups.get(event.group_id)
                 offset = left.results.axis.offsets[-1] + self._folder.shift

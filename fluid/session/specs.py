@@ -19,7 +19,7 @@ from fluid.keeping import bytes_text
 from fluid.lane.process.script import dump_script, read_script
 from fluid.policies.engine import EngineState
 from fluid.policies.fusing.groups import text_of
-from fluid.policies.owners.deadlines import ON_MISS, GivenDeadline, deadline_of
+from fluid.policies.owners.deadlines import ON_MISS, GivenDeadline, deadline_of, weight_of
 from fluid.resources import Requires
 from fluid.shared_data.parameters import dump_with_parameters
 from fluid.trainables.captures import LARGE_CAPTURE, Capture, captures_in
@@ -69,9 +69,7 @@ def terms_of(
     if not isinstance(preempt, bool):
         raise InvalidFieldError("preempt", preempt, "must be True or False")
     expected = None if group.search is None else group.search.trials
-    if (counts := require_number("weight", weight, at_least=0.0)) == 0.0:
-        raise InvalidFieldError("weight", weight, "must be above 0")
-    due = deadline_of(deadline, on_miss)
+    counts, due = weight_of(weight), deadline_of(deadline, on_miss)
     urgency = require_number("priority", priority, at_least=0.0)
     terms = GroupTerms(group.owner, urgency, preempt, expected, due, counts)
     return PLAIN_TERMS if terms == PLAIN_TERMS else terms  # one object for most groups

@@ -28,7 +28,6 @@ class GroupFacts:
         open_metric: the metric of which it shows no best, as nothing says its mode; ``None`` if there is none.
         first_start: when its first iteration began, seconds on the clock of the events; ``None`` before one has ended.
         results, result_seconds: iterations that have ended in this session, and the sum of their seconds.
-        deadline: by when it is to have ended, from its submission; ``None`` for no deadline.
     """
 
     name: str
@@ -38,7 +37,6 @@ class GroupFacts:
     first_start: float | None = None
     results: int = 0
     result_seconds: float = 0.0
-    deadline: GroupDeadline | None = None
 
 
 class Start(NamedTuple):

@@ -161,7 +161,7 @@ class StatusReader:
             owner=group.terms.owner,
             priority=group.terms.priority,
             preempt=group.terms.preempt,
-            deadline=facts.deadline,
+            deadline=group.terms.deadline,
             weight=group.terms.weight,
             lateness=self._lateness(group_id),
             awaited=awaited,

@@ -391,8 +391,9 @@ class RandomSession:
     def with_lateness(terms: GroupTerms, rng: random.Random) -> GroupTerms:
         """The same terms with a deadline, some of which have passed or are missed soon, or a weight, or both."""
         firsts = [rng.choice([-5.0, 0.5, 5.0, 20.0, 60.0, 300.0]) for _ in range(rng.choice([0, 1, 1, 1, 2, 3]))]
-        steps = tuple((seconds, float(cost)) for cost, seconds in enumerate(sorted({*firsts}), start=1))
-        deadline = GroupDeadline(steps, rng.choice(["late", "stop"])) if steps else None
+        passed = 10.0 if -5.0 in firsts else 0.0  # Of a group of an earlier session.
+        steps = tuple((seconds + passed, float(cost)) for cost, seconds in enumerate(sorted({*firsts}), start=1))
+        deadline = GroupDeadline(steps, rng.choice(["late", "stop"]), passed) if steps else None
         return replace(terms, deadline=deadline, weight=rng.choice([1.0, 1.0, 0.5, 3.0, 100.0]))
 
     def add_trial(self) -> None:

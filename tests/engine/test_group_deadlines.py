@@ -10,7 +10,7 @@ from fluid.engine.commands import NotePreempted, Pause, ReportEnd
 from fluid.engine.events import GroupDeadline, GroupSubmitted, GroupTerms, TrialSpec
 from fluid.planners.portfolio import make_planner
 from fluid.policies.engine import EngineState
-from fluid.policies.owners.pauses import MOST_PAUSES
+from fluid.policies.owners.pauses import MOST_PAUSES, DeadlinePauses
 from fluid.policies.owners.shares import GROUP_POLICIES
 from fluid.resources import Device
 from fluid.testing.play import Session
@@ -102,6 +102,20 @@ def test_what_cannot_be_met_gives_way_and_ends_all_the_same() -> None:
     assert ends["fine"] <= 220.0 and ends["plain"] < ends["hopeless"]
 
 
+def test_what_was_missed_in_an_earlier_session_gives_way_until_it_was_late_for_as_long_as_its_deadline() -> None:
+    def order(passed: float) -> list[str]:
+        play = Play(1)
+        play.submit("probe", 1, 2, 1.0, GroupTerms(), "net")
+        late = GroupTerms(deadline=GroupDeadline(((300.0, 1.0),), passed=passed), weight=10.0)
+        play.submit("late", 2, 30, 1.0, late, "net")
+        play.submit("fine", 2, 40, 1.0, due(90.0), "net")
+        ends = play.ends()
+        return sorted(ends, key=ends.__getitem__)
+
+    assert order(310.0) == ["probe", "fine", "late"]
+    assert order(610.0) == ["probe", "late", "fine"]
+
+
 def test_a_weight_brings_a_group_forward() -> None:
     def end(weight: float) -> float:
         play = Play()
@@ -158,6 +172,18 @@ def test_only_a_trial_that_can_be_saved_pauses(can_save: bool) -> None:
     hand.submit("tight", budget=5, terms=due(20.0))
     pauses = [each.trial_id for each in hand.tick() if isinstance(each, Pause)]
     assert pauses == (["long"] if can_save else [])
+
+
+def test_only_pauses_that_were_made_count() -> None:
+    hand = Hand(devices=1, profile=Known(packing=1, width=1))
+    hand.submit("long", budget=500)
+    hand.started("long")
+    hand.iterate("long", 3)
+    hand.submit("tight", budget=5, terms=due(20.0))
+    (pauses,) = (each for each in hand.state.policies if isinstance(each, DeadlinePauses))
+    for _ in range(2 * MOST_PAUSES):
+        assert [leaving.trial_id for leaving, _ in pauses.choose()] == ["long"], "proposed, but not made"
+    assert [each.trial_id for each in hand.tick() if isinstance(each, Pause)] == ["long"]
 
 
 def test_what_is_said_of_a_group() -> None:

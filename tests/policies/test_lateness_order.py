@@ -102,9 +102,9 @@ def test_one_without_a_deadline_goes_before_deadlines_as_far_as_their_slack_allo
     assert owners([first, second, unit(2, 40.0)]) == [1, 2, 0], "after the first of them there is slack"
 
 
-@pytest.mark.parametrize(("weight", "expected"), [(1.0, [0, 1]), (0.5, [1, 0])])
-def test_a_deadline_costs_as_much_as_waiting_for_its_seconds(weight: float, expected: list[int]) -> None:
-    """It is missed by going second, and costs 80 s then; the other would wait for 50 s more, or go first."""
+@pytest.mark.parametrize(("weight", "expected"), [(0.25, [0, 1]), (0.125, [1, 0])])
+def test_a_deadline_costs_as_much_as_waiting_for_four_times_its_seconds(weight: float, expected: list[int]) -> None:
+    """It is missed by going second, and costs 80 s then, or 40 s; the other would wait for 50 s more, or go first."""
     assert owners([unit(0, 50.0, 80.0, weight=weight), unit(1, 45.0)]) == expected
 
 
@@ -163,9 +163,9 @@ def test_a_pause_gains_what_is_then_met_and_costs_what_it_delays() -> None:
     loose = Unit(1, 0.0, trials=0, devices=0.0, running=running)
     tight = unit(0, 50.0, 100.0)
     pauses = [Pause(1, part, 5.0) for part in running]
-    # The deadline is worth 100 s; the others end 55 s later, as they run on for 10.
-    assert gain_of_pauses([tight, loose], DEVICES, pauses) == pytest.approx(100.0 - 55.0)
-    assert gain_of_pauses([tight, loose._replace(weight=3.0)], DEVICES, pauses) < 0.0
+    # The deadline is worth 400 s; the others end 55 s later, as they run on for 10.
+    assert gain_of_pauses([tight, loose], DEVICES, pauses) == pytest.approx(400.0 - 55.0)
+    assert gain_of_pauses([tight, loose._replace(weight=9.0)], DEVICES, pauses) < 0.0
     assert gain_of_pauses([tight, loose], DEVICES, pauses[:1]) < 0.0, "one device is too little for it"
 
 

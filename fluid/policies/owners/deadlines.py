@@ -14,6 +14,8 @@ from fluid.errors import InvalidFieldError, parse_duration, require_number, requ
 GivenDeadline: TypeAlias = "float | str | timedelta | Sequence[tuple[float | str | timedelta, float]] | None"
 #: What becomes of a group that misses its deadline; the first is the default.
 ON_MISS: tuple[str, ...] = ("late", "stop")
+#: Seconds, costs and weights at most: squares and products of larger ones are no floats any more.
+MOST = 1e12
 _STEPS = 'must be seconds, text such as "2h", or steps: pairs of a time and a cost, as [("1h", 1), ("2h", 3)]'
 
 
@@ -29,7 +31,7 @@ def deadline_of(deadline: GivenDeadline, on_miss: str = ON_MISS[0]) -> GroupDead
             raise InvalidFieldError("on_miss", on_miss, "needs a deadline: give deadline=, or leave on_miss out")
         return None
     if isinstance(deadline, (str, timedelta)) or not isinstance(deadline, Iterable):
-        return GroupDeadline(((parse_duration("deadline", deadline), 1.0),), how)
+        return GroupDeadline(((seconds_until("deadline", deadline), 1.0),), how)
     given = list(deadline)
     if not given:
         raise InvalidFieldError("deadline", deadline, _STEPS)
@@ -38,7 +40,7 @@ def deadline_of(deadline: GivenDeadline, on_miss: str = ON_MISS[0]) -> GroupDead
         name = f"deadline[{place}]"
         if isinstance(step, str) or not isinstance(step, Sequence) or len(step) != 2:
             raise InvalidFieldError(name, step, _STEPS)
-        at, cost = parse_duration(name, step[0]), require_number(name, step[1], at_least=0.0)
+        at, cost = seconds_until(name, step[0]), _at_most(name, step[1], require_number(name, step[1], at_least=0.0))
         last_at, last_cost = steps[-1] if steps else (0.0, 0.0)
         if cost <= last_cost:
             above = f"must be above {last_cost:g}, that of the step before" if steps else "must be above 0"
@@ -47,3 +49,29 @@ def deadline_of(deadline: GivenDeadline, on_miss: str = ON_MISS[0]) -> GroupDead
             raise InvalidFieldError(name, step, "its time must be after that of the step before")
         steps.append((at, cost))
     return GroupDeadline(tuple(steps), how)
+
+
+def seconds_until(field: str, value: object) -> float:
+    """Seconds until a deadline, as :func:`fluid.errors.parse_duration` takes them.
+
+    Raises:
+        InvalidFieldError: they are not above 0, or above :data:`MOST`.
+    """
+    return _at_most(field, value, parse_duration(field, value))
+
+
+def weight_of(weight: object) -> float:
+    """The weight that a user gives a group.
+
+    Raises:
+        InvalidFieldError: it is not above 0, or above :data:`MOST`.
+    """
+    if (counts := require_number("weight", weight, at_least=0.0)) == 0.0:
+        raise InvalidFieldError("weight", weight, "must be above 0")
+    return _at_most("weight", weight, counts)
+
+
+def _at_most(field: str, value: object, number: float) -> float:
+    if number > MOST:
+        raise InvalidFieldError(field, value, f"must be at most {MOST:g}")
+    return number

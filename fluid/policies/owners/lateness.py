@@ -21,6 +21,9 @@ from typing import NamedTuple
 
 #: Odds from which a deadline counts as one that can be met, and below which as one that cannot.
 CAN_MEET, _HARDLY = 0.9, 0.01
+#: A miss of cost 1 counts as waiting for so many times the seconds of the first step: with 1, a deadline whose odds are
+#: middling gives way to a long unit that hardly gains (``benchmarks/group_deadlines.py``, the mix).
+_MISS = 4.0
 #: A unit that was late for so many times its last step's seconds costs its age from then on.
 FORGIVEN = 1.0
 #: Units that are looked at closely: those behind them do not start before the order is made anew.
@@ -92,8 +95,13 @@ class Unit(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """Seconds of the first step, whose cost is 1; of the first above 0, of a group of an earlier session."""
-        return next((seconds for seconds, _ in self.steps if seconds > 0.0), 0.0)
+        """Seconds of the first step; 0 without a deadline."""
+        return self.steps[0][0] if self.steps else 0.0
+
+    @property
+    def miss_s(self) -> float:
+        """Seconds of waiting that a miss of cost 1 counts as."""
+        return _MISS * self.scale
 
     @property
     def costs_its_age(self) -> bool:
@@ -132,7 +140,7 @@ class UnitEnd(NamedTuple):
         """Expected cost of a unit's end, seconds."""
         if unit.costs_its_age:
             return unit.weight * (self.mean + delay)
-        return unit.scale * self.misses(unit, delay)
+        return unit.miss_s * self.misses(unit, delay)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class JobTerms(NamedTuple):
 
 
 def is_by_itself(terms: GroupTerms) -> bool:
-    """Whether a group is ordered by itself, whoever owns it: it has a deadline, or a weight of its own."""
+    """Whether the scheduler orders a group apart from its owner's other groups: it has a deadline, or a weight."""
     return terms.deadline is not None or terms.weight != 1.0
 
 

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from fluid.engine.core import SessionState
-from fluid.engine.events import IterationDone
+from fluid.engine.events import IterationDone, TrialStarted
 from fluid.engine.policy import Policy, Preempt, Proposal
 from fluid.engine.records import TrialRecord
 from fluid.policies.owners.lateness import Pause, RunningPart, Unit, ends_of, gain_of_pauses
 from fluid.policies.owners.shares import SHARES_S, GroupShares
 from fluid.policies.owners.units import may_pause
+from fluid.trialgroup import TrialState
 
 #: A trial pauses for deadlines so many times.
 MOST_PAUSES = 2
@@ -41,6 +42,8 @@ class DeadlinePauses(Policy):
         self._times: dict[int, int] = {}
         self._wants_tick = False
         self._looked_at = -math.inf
+        #: Whether a group may have been late at the last look.
+        self._is_late = False
 
     def iterated(self, trial: TrialRecord, event: IterationDone, observed: int) -> None:
         """Looks again, as more is known of how long trials take, or time has passed."""
@@ -48,14 +51,21 @@ class DeadlinePauses(Policy):
         if core.queue and self._shares.ranks and self._shares.knows_lateness:
             self._wants_tick = trial.pace.observed == observed or core.now - self._looked_at >= SHARES_S
 
+    def started(self, trial: TrialRecord, event: TrialStarted) -> None:
+        """Looks again where a group may be late, as a trial can pause that could not at the last look."""
+        self._wants_tick |= self._is_late
+
     @property
     def wants_tick(self) -> bool:
         """Whether it is time to look again."""
         return self._wants_tick and bool(self._core.occupancy)
 
-    def exchange(self) -> list[Proposal]:
+    def exchange(self) -> Iterator[Proposal]:
         """Running trials that pause after their iteration, each for a waiting one."""
-        return [Preempt(leaving, coming) for leaving, coming in self.choose()]
+        for leaving, coming in self.choose():
+            yield Preempt(leaving, coming)
+            if leaving.placement.preemption is not None:  # It was told to.
+                self._times[leaving.row] = self._times.get(leaving.row, 0) + 1
 
     def left(self, trial: TrialRecord) -> None:
         """Forgets a trial that has ended."""
@@ -68,7 +78,7 @@ class DeadlinePauses(Policy):
 
     def choose(self) -> list[tuple[TrialRecord, TrialRecord]]:
         """The trials that are to pause now, each with the one that takes its device over."""
-        core, self._wants_tick = self._core, False
+        core, self._wants_tick, self._is_late = self._core, False, False
         if core.drained or not core.queue or core.resizing:
             return []
         if not self._shares.ranks or not self._shares.knows_lateness:
@@ -80,8 +90,6 @@ class DeadlinePauses(Policy):
         if any(trial.placement.preemption is not None for trial in running):
             return []
         victims = {trial.row: trial for trial in running if self._may_pause(trial)}
-        if not victims:
-            return []
         order, devices = self._shares.units_in_order()
         ends = ends_of(order, devices)
         late = [
@@ -89,6 +97,7 @@ class DeadlinePauses(Policy):
             for place, (unit, end) in enumerate(zip(order, ends, strict=True))
             if unit.trials and unit.ahead and end.late(unit.ahead[0][0]) > _LEAST_ODDS
         ]
+        self._is_late = bool(late)
         for place in late[:_MOST_SOUGHT]:
             pairs = self._pairs(order, place, victims)
             stalls = [self._core.estimates.of_key(leaving).interruption() for leaving, _, _ in pairs]
@@ -97,10 +106,7 @@ class DeadlinePauses(Policy):
             ]
             count = _best_count(order, devices, order[place], pauses)
             if count:
-                chosen = [(leaving, coming) for leaving, _, coming in pairs[:count]]
-                for leaving, _ in chosen:
-                    self._times[leaving.row] = self._times.get(leaving.row, 0) + 1
-                return chosen
+                return [(leaving, coming) for leaving, _, coming in pairs[:count]]
         return []
 
     def _pairs(
@@ -115,6 +121,8 @@ class DeadlinePauses(Policy):
                 leaving = victims.get(part.row)
                 if leaving is None or behind.priority > unit.priority:
                     continue
+                if behind.ahead and behind.ahead[0][0] <= unit.ahead[0][0] and not core.estimates.is_measured(leaving):
+                    continue  # As far as is known, the one that is due first may need all the time that it has.
                 (device,) = core.occupancy.held[leaving.row]
                 coming = next((trial for trial in waiting if self._fits(leaving, trial, device)), None)
                 if coming is not None:
@@ -138,14 +146,15 @@ class DeadlinePauses(Policy):
         return core.memory.fits_in_place_of(device, core.estimates.need_on(coming, device), leaving.row)
 
     def _may_pause(self, trial: TrialRecord) -> bool:
-        rarely = self._times.get(trial.row, 0) < MOST_PAUSES
-        return rarely and may_pause(trial) and self._core.estimates.is_measured(trial)
+        if trial.state is not TrialState.RUNNING:
+            return False
+        return self._times.get(trial.row, 0) < MOST_PAUSES and may_pause(trial)
 
 
 def _best_count(order: Sequence[Unit], devices: float, unit: Unit, pauses: Sequence[Pause]) -> int:
     """How many of the trials are to pause, the first of them; 0 if that gains no more than it costs."""
     most, best, count = 0.0, 0, 1
-    worth = _LEAST_ODDS * unit.scale * sum(cost for _, cost in unit.ahead)
+    worth = _LEAST_ODDS * unit.miss_s * sum(cost for _, cost in unit.ahead)
     while count <= len(pauses):
         stalls = sum(each.stall for each in pauses[:count])
         gain = gain_of_pauses(order, devices, pauses[:count])

@@ -344,7 +344,8 @@ class GroupShares:
         self._kinds.supply.begin(self._occupancy.now)
         number = self._owners.number(terms)
         if is_by_itself(terms):
-            self._own_terms[number] = terms, self._occupancy.now
+            passed = 0.0 if terms.deadline is None else terms.deadline.passed
+            self._own_terms[number] = terms, self._occupancy.now - passed
         return number
 
     def job(self, owner: int, terms: GroupTerms, spec: TrialSpec) -> int:
@@ -423,7 +424,7 @@ class GroupShares:
     def can_wait(self, owner: int) -> bool:
         """Whether an owner's trials may make room for what nothing is known of, endangering no deadline of theirs.
 
-        One that can be met is safe if the group is expected to meet it even if it takes as long again.
+        One that can be met is safe if the group is expected to meet it even if half of its deadline's time is lost.
         """
         terms, _ = self._own_terms.get(owner, (PLAIN_TERMS, 0.0))
         if terms.deadline is None:
@@ -433,9 +434,9 @@ class GroupShares:
         if at is None or not order[at].ahead:
             return True
         unit, due = order[at], order[at].ahead[0][0]
-        if unit.measured and 1.0 - end_alone(unit, devices).late(due) < CAN_MEET:
+        if unit.measured and end_alone(unit, devices).late(due) > CAN_MEET:
             return True
-        return unit.measured and 2.0 * ends_of(order, devices)[at].mean <= due
+        return unit.measured and ends_of(order, devices)[at].mean + 0.5 * unit.scale <= due
 
     def is_before(self, owner: int, other: int) -> bool:
         """Whether an owner comes before another in the starting order."""

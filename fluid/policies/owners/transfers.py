@@ -110,11 +110,10 @@ class Transfers(Policy):
 
     def exchange(self) -> Iterator[Proposal]:
         """Running trials that go to an idle device, or pause, for waiting ones in whose share theirs is."""
-        for transfer in self.choose():
-            if transfer.device is None:
-                yield Preempt(transfer.leaving, transfer.coming)
-            else:
-                yield Reallocate(transfer.leaving, transfer.leaving.width, transfer.device)
+        for leaving, coming, device in self.choose():
+            yield Preempt(leaving, coming) if device is None else Reallocate(leaving, leaving.width, device)
+            if leaving.placement.preemption is not None or leaving.placement.move is not None:  # It was told to.
+                self._times[leaving.row] = self._times.get(leaving.row, 0) + 1
 
     def choose(self) -> list[DeviceTransfer]:
         """The transfers to make now, at most one for each line of the queue, and one for each trial and device."""
@@ -141,7 +140,6 @@ class Transfers(Policy):
             if transfer is not None:
                 chosen.append(transfer)
                 leaving.remove(transfer.leaving)
-                self._times[transfer.leaving.row] = self._times.get(transfer.leaving.row, 0) + 1
         return chosen
 
     def _coming(self) -> Iterable[TrialRecord]:

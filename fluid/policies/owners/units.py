@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist
+from statistics import NormalDist, median_low
 from typing import NamedTuple
 
 from fluid.devices.occupancy import Occupancy
@@ -90,8 +90,9 @@ class OpenUnits:
         self._queue = queue
         self._occupancy = occupancy
         self._estimates = estimates
-        #: Seconds per iteration of a key's trials, while units are made.
+        #: Seconds per iteration of a key's trials, and what is assumed of an unmeasured one, while units are made.
         self._paces_of: dict[str, list[float]] = {}
+        self._usual = 0.0
 
     def make(self, owned: Iterable[OwnedWork], arriving: Sequence[TrialRecord] = ()) -> list[Unit]:
         """The units of owners with open trials.
@@ -103,17 +104,20 @@ class OpenUnits:
         self._paces_of.clear()
         works = list(owned)
         left = {each.owner: _Left() for each in works}
-        for trial, count in self._count(left, arriving):
+        waiting = self._waiting(left, arriving)
+        running = [trial for row in sorted(self._occupancy.held) if (trial := self._trials.by_row.get(row)) is not None]
+        shown = (trial.pace.expected for trial in (*running, *(trial for trial, _ in waiting)))
+        self._usual = median_low(found) if (found := [pace for pace in shown if pace is not None]) else 0.0
+        for trial in running:
+            if trial.owner in left:
+                self._run(left[trial.owner], trial)
+        for trial, count in waiting:
             self._wait(left[trial.owner], trial, count)
         return [self._unit(each, left[each.owner]) for each in works]
 
-    def _count(self, left: dict[int, _Left], arriving: Sequence[TrialRecord]) -> Iterable[tuple[TrialRecord, int]]:
-        """Adds the trials that run; returns those that wait: one of those that are alike, and how many."""
+    def _waiting(self, left: dict[int, _Left], arriving: Sequence[TrialRecord]) -> list[tuple[TrialRecord, int]]:
+        """The trials of these owners that wait: one of those that are alike, and how many."""
         by_row = self._trials.by_row
-        for row in sorted(self._occupancy.held):
-            trial = by_row.get(row)
-            if trial is not None and trial.owner in left:
-                self._run(left[trial.owner], trial)
         waiting = [(by_row[row], count) for row, count in sorted(self._queue.lines())]
         alike: dict[tuple[int, int, str], list[TrialRecord]] = {}
         for trial in arriving:
@@ -126,6 +130,10 @@ class OpenUnits:
         stretch, under_way = estimates.stretch(trial), self._under_way(trial)
         paces = self._paces(trial, under_way / stretch)
         seconds = trial.progress.left * paces.mean * stretch
+        if trial.takes_turns:  # Others of its lane end, too, and then it has their turns.
+            there = map(self._trials.by_row.get, self._occupancy.residents[held[0]])
+            beside = [estimates.height(each) for each in there if each is not None]
+            seconds = min(seconds, sum(beside) * stretch / len(beside))
         sigma = math.hypot(paces.spread, paces.shared) / max(paces.mean, 1e-12)
         spread, under_way = sigma * seconds, min(under_way, paces.mean * stretch)
         share = sum(1.0 / max(1, len(self._occupancy.residents[device])) for device in held)
@@ -158,6 +166,10 @@ class OpenUnits:
         # Lines hold trials that are alike to placement, and some are yet to come: their work is known in all.
         waiting = max(0.0, owned.work - left.running_work)
         scale = waiting / left.planned if left.planned > 0.0 else 0.0
+        if (
+            not left.measured
+        ):  # That was the guess when they came: what is known of other groups by now is a better one.
+            scale = max(1.0, scale)
         deadline = owned.terms.deadline
         unit = Unit(
             owner=owned.owner,
@@ -184,9 +196,9 @@ class OpenUnits:
         return known
 
     def _under_way(self, trial: TrialRecord) -> float:
-        """Seconds for which a running trial's iteration has been under way; 0 if none is."""
+        """Seconds for which a running trial's iteration has been under way; 0 if none is, or it may await its turn."""
         place = trial.placement
-        if trial.state is not TrialState.RUNNING or not place.iterates:
+        if trial.state is not TrialState.RUNNING or not place.iterates or trial.takes_turns:
             return 0.0
         return max(0.0, self._occupancy.now - place.since)
 
@@ -212,12 +224,13 @@ class OpenUnits:
         pace = pace if pace > at_least else 2.0 * at_least
         if estimates.is_measured(trial):
             return Paces(pace, estimates.sigma(trial) * pace, 0.0)
+        pace = max(pace, self._usual)  # It is unknown, not short.
         return Paces(pace, 0.0, _UNKNOWN * pace)
 
 
 def may_pause(trial: TrialRecord) -> bool:
-    """Whether a running trial can pause after its iteration, and go on anywhere later."""
-    if trial.state is not TrialState.RUNNING or trial.calls or trial.progress.left <= 1:
+    """Whether a trial that runs, or starts, can pause after its iteration, and go on anywhere later."""
+    if trial.state not in (TrialState.STARTING, TrialState.RUNNING) or trial.calls or trial.progress.left <= 1:
         return False
     return trial.spec.can_save and not trial.spec.gang and trial.sharing_group is None
 

@@ -169,11 +169,10 @@ class GroupDeadlines:
             due.is_stale = True
             due.end.look_at = -math.inf
 
-    def _due(self, group_id: str, at: float, left: GroupDeadline) -> _Due:
-        steps = tuple((at + seconds, cost) for seconds, cost in left.steps)
-        given = self._inboxes[group_id].deadline or left
-        end = DeadlineInForce(steps[-1][0], given.steps[-1][0])
-        if left.on_miss == "stop":
+    def _due(self, group_id: str, at: float, deadline: GroupDeadline) -> _Due:
+        steps = tuple((at - deadline.passed + seconds, cost) for seconds, cost in deadline.steps)
+        end = DeadlineInForce(steps[-1][0], deadline.steps[-1][0])
+        if deadline.on_miss == "stop":
             end.sweep = _GroupInTime(self._state, group_id, partial(self._stop, self._inboxes[group_id]))
         return _Due(group_id, steps, end)
 
