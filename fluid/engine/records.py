@@ -640,12 +640,12 @@ class LaneRecord:
     @property
     def is_over(self) -> bool:
         """Whether no trial is to run in it any more, and it holds nothing."""
-        return (self.spent or (self.used and not self.shared)) and self.is_empty and not self.dismissed
+        return (self.spent or (self.used and not self.shared)) and self.is_empty
 
     @property
     def is_empty(self) -> bool:
-        """Whether the lane holds nothing that would be lost with it."""
-        return not (self.holders or self.draining or self.residents or self.reserved)
+        """Whether the lane holds nothing that would be lost with it, and cleans up after no trial."""
+        return not (self.holders or self.draining or self.dismissed or self.residents or self.reserved)
 
 
 # -- group record --------------------------------------------------------------------------------

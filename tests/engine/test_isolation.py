@@ -10,6 +10,7 @@ from engine_helpers import Hand, Known, none, only
 from fluid.engine import tuning
 from fluid.engine.commands import (
     KillLane,
+    NotePlaced,
     ReportSetBack,
     RunIteration,
     Save,
@@ -18,7 +19,16 @@ from fluid.engine.commands import (
     StopLane,
     StopTrial,
 )
-from fluid.engine.events import Alarm, CleanUpLasts, LaneSpent, PauseRequested, ResumeRequested, SavabilityChanged
+from fluid.engine.events import (
+    Alarm,
+    CleanUpLasts,
+    LaneReady,
+    LaneSpent,
+    PauseRequested,
+    ResumeRequested,
+    SavabilityChanged,
+)
+from fluid.resources import MemoryNeed
 
 
 def session(devices: int = 1, **options: Any) -> Hand:
@@ -279,3 +289,20 @@ def test_a_call_of_a_trial_that_is_gone_and_cannot_be_saved_says_that_it_begins_
     hand.call("a")
     told = only(hand.log, ReportSetBack)
     assert told.lost == 1 and "it was called" in told.reason and "cannot be saved" in told.reason
+
+
+def test_a_lane_that_cleans_up_is_not_ended_for_its_memory_and_who_waits_for_it_starts_then() -> None:
+    hand = Hand(devices=1, memory=100.0, profile=Known(packing=1, width=1), ready=False)
+    hand.do(LaneReady(hand.now, 0, own_bytes=2.0))
+    hand.submit("a", budget=2, isolated=True, can_save=False, memory=MemoryNeed(20.0, 60.0), follow_up_iterations=5)
+    hand.started("a")
+    hand.iterate("a", 2)
+    lane = only(hand.submit("b", budget=1, isolated=True, extends=False), StartLane).lane_id
+    hand.do(LaneReady(hand.now, lane, own_bytes=12.0))
+    hand.started("b")
+    hand.extend("a", 1)
+    commands = hand.iterate("b")
+    assert only(commands, NotePlaced).trial_id == "a" and none(commands, StopLane), "b is being cleaned up"
+    commands = hand.released("b", lane)
+    assert only(commands, StopLane).lane_id == lane
+    assert only(commands, RunIteration).trial_id == "a"
