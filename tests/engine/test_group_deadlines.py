@@ -227,6 +227,13 @@ def test_random_sessions_with_deadlines(seed: int) -> None:
     random_session(seed, 150, with_deadlines=True, **({"max_packing": 1} if seed % 2 else {}))
 
 
+#: A trial waited for ever for a lane that was ended as it cleaned up; one whose key had been parted had no quantum yet, as
+#: far as was known.
+@pytest.mark.parametrize(("seed", "more"), [(7307, {"max_packing": 1}), (7136, {})])
+def test_random_sessions_with_deadlines_and_unknown_keys(seed: int, more: dict[str, int]) -> None:
+    random_session(seed, 250, with_deadlines=True, new_keys=True, **more)
+
+
 def test_sessions_without_deadlines_stay_as_they_were() -> None:
     """The option draws from numbers of its own."""
     plain, other = (random_session(5, 80, with_deadlines=wanted) for wanted in (False, True))

@@ -110,6 +110,11 @@ class QuickChecks(Policy):
             self._unknown[pair] = trial.row
         return trial
 
+    def _pair_of(self, trial: TrialRecord) -> tuple[int, str]:
+        """The owner and the profile key under which a trial was noted: it may be of a part of that key by now."""
+        noted = (pair for pair, row in self._unknown.items() if row == trial.row)
+        return next(noted, (trial.owner, trial.spec.profile_key))
+
     @staticmethod
     def _may_have_one(trial: TrialRecord) -> bool:
         """Whether a trial can run an iteration on one device that is cleared for it.
@@ -173,7 +178,7 @@ class QuickChecks(Policy):
 
     def _clear(self, coming: TrialRecord, device: int, victims: list[TrialRecord]) -> None:
         core = self._core
-        self._served.add((coming.owner, coming.spec.profile_key))
+        self._served.add(self._pair_of(coming))
         self._cleared[coming.row] = _Clearing(device, tuple(each.row for each in victims))
         if coming.width > 1.0:  # It is widened later if that pays.
             core.scheduling.withdraw(coming)
@@ -200,8 +205,7 @@ class QuickChecks(Policy):
             del self._cleared[row]
             is_free = True
             if row in self._core.queue and not clearing.victims:
-                trial = self._core.trials.by_row[row]
-                self._served.discard((trial.owner, trial.spec.profile_key))  # No one has paused for it in vain.
+                self._served.discard(self._pair_of(self._core.trials.by_row[row]))  # No trial has paused in vain.
         return is_free
 
     def _is_being_cleared(self, row: int, device: int) -> bool:
