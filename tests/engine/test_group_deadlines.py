@@ -227,8 +227,8 @@ def test_random_sessions_with_deadlines(seed: int) -> None:
     random_session(seed, 150, with_deadlines=True, **({"max_packing": 1} if seed % 2 else {}))
 
 
-#: A trial waited for ever for a lane that was ended as it cleaned up; one whose key had been parted had no quantum yet, as
-#: far as was known.
+#: A trial waited for ever for a lane that was ended as it cleaned up; one whose key had been parted had no quantum yet,
+#: as far as was known.
 @pytest.mark.parametrize(("seed", "more"), [(7307, {"max_packing": 1}), (7136, {})])
 def test_random_sessions_with_deadlines_and_unknown_keys(seed: int, more: dict[str, int]) -> None:
     random_session(seed, 250, with_deadlines=True, new_keys=True, **more)
