@@ -142,7 +142,7 @@ def test_the_pickle_can_be_read_from_bytes_and_written_again() -> None:
     data = dump_with_parameters(trainable)
     assert len(data) < 1.01 * 12 * ROWS, "the data are in it once"
     again = dump_with_parameters(load_pickled(data))
-    assert len(again) == len(data)
+    assert abs(len(again) - len(data)) <= 64, "data begin at multiples of 64 bytes"
     for loaded in (load_pickled(data), load_pickled(again)):
         first, second = loaded({}), loaded({})
         np.testing.assert_array_equal(first["rows"], np.arange(ROWS))
