@@ -59,7 +59,7 @@ class Unit(NamedTuple):
         spread: standard deviation of these, seconds.
         trials: how many of them wait.
         devices: how many devices they can use at once.
-        wide: how many devices one of them uses at once, in the mean; 1 at least.
+        wide: how many devices one of them has to have at once, in the mean; 1 at least.
         longest: expected seconds of the longest of them.
         longest_spread: standard deviation of these, seconds.
         running: its trials that run.

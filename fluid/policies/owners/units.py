@@ -154,7 +154,7 @@ class OpenUnits:
         left.measured |= estimates.is_measured(trial)
         left.trials += count
         left.devices += count * (widest if widest > 1 else min(1.0, max(taken, 1e-3)))
-        left.wide += count * widest
+        left.wide += count * wide
         left.planned += count * estimates.height(trial) * (wide if trial.spec.gang else 1)
         left.work += count * iterations * paces.mean * taken
         left.variance += count * (spread * taken) ** 2
