@@ -158,7 +158,7 @@ class EngineState(Engine):
         self.demand = DeviceDemand(core)
         self.drains = Drains(core, self._lifecycle, self._residency, self._resizing, self._failures.device_lost)
         self.retirements = Retirements(core, self.drains, self.demand)
-        self.gangs = Reservations(trials, occupancy, estimates, queue)
+        self.gangs = Reservations(trials, occupancy, estimates, queue, shares)
         self.admission = Admitting(trials, queue, occupancy, estimates, allocations.work)
         self.urgency = Urgency(core, self._lifecycle)
         self.quick_checks = QuickChecks(core, self._lifecycle, shares)

@@ -3,7 +3,8 @@
 A trial that needs n devices at once waits until n are idle together. Trials behind it in the queue may use devices that
 are reserved for it only if they are predicted to end before these are expected to be idle, as in EASY backfilling
 (Lifka, The ANL/IBM SP scheduling system, 1995). That time is set once, so the trial does not wait for ever. A trial
-that can go on only in the lane that keeps its state starts there all the same.
+that can go on only in the lane that keeps its state starts there all the same. Where the trial's group has a deadline
+or a weight, the time moves up as more is known: one that was set by a guess would let others pass until it is too late.
 
 A trial that could start on devices of unlike speeds waits for faster ones if it then ends sooner. For that, too,
 devices are reserved, once: if they are not idle by the time set, it starts on what there is.
@@ -15,7 +16,7 @@ come.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fluid.devices.constraints import Constraint
 from fluid.devices.idle import waits_for_tier
@@ -25,6 +26,7 @@ from fluid.engine import tuning
 from fluid.engine.estimates.estimates import Estimates
 from fluid.engine.policy import Policy
 from fluid.engine.records import TrialRecord, Trials
+from fluid.policies.owners.shares import GroupShares
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,14 @@ class Reservations(Policy):
         occupancy: which trial holds which device.
         estimates: when trials will end.
         queue: the trials that wait.
+        shares: which groups have a deadline or a weight.
     """
 
-    def __init__(self, trials: Trials, occupancy: Occupancy, estimates: Estimates, queue: StartQueue) -> None:
+    def __init__(
+        self, trials: Trials, occupancy: Occupancy, estimates: Estimates, queue: StartQueue, shares: GroupShares
+    ) -> None:
         self._queue = queue
+        self._shares = shares
         self._trials = trials
         self._occupancy = occupancy
         self._estimates = estimates
@@ -101,8 +107,10 @@ class Reservations(Policy):
             made = self._find(trial, [index for index in allowed if index not in self.kept_devices])
             if made is None:
                 return
-            self._made[trial.row] = made
-        self._passed[trial.row] = made
+        elif self._shares.is_by_itself(trial.owner):
+            idle_at = self._occupancy.now + max(self._idle_in(index, trial.row) for index in made.devices)
+            made = replace(made, at=min(made.at, idle_at))
+        self._passed[trial.row] = self._made[trial.row] = made
 
     def rather(self, trial: TrialRecord, chosen: Sequence[int], allowed: Iterable[int]) -> frozenset[int] | None:
         """Faster devices that a trial of a fixed width should get instead; ``None`` for none.

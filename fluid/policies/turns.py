@@ -178,14 +178,14 @@ class Turns:
         """The lane of a device that a trial joins there, once it has been given a part of that device.
 
         That is the one that keeps its state, unless another one has far fewer trials, or it does not fit there; or else
-        the choice of :mod:`fluid.policies.turns`.
+        the choice of :mod:`fluid.policies.turns`. Of a trial that is in a lane there, as if it had left it.
         """
-        held = [lane for lane in self._lanes.on(device) if lane.holders and not lane.others]
+        held = [lane for lane in self._lanes.on(device) if lane.holders.keys() - {trial.trial_id} and not lane.others]
         home = self._home(trial, device)
         if not held or (home is not None and trial.pinned):
             return Joining(TURNS, home)
         need, usable = self._occupancy.memory.need_of(trial.row) or MemoryNeed(), self._usable(trial, device)
-        loads = [self._load(lane) for lane in held]
+        loads = [self._load(lane, trial) for lane in held]
         if usable is not None:
             coming = self._without_lane(device, trial)
             usable = max(0.0, usable - sum(other.persistent_bytes for other in coming))
@@ -251,8 +251,9 @@ class Turns:
             fullest = max(held, key=lambda lane: len(lane.holders), default=None)
             if fullest is None or len(fullest.holders) < 2 or any(trial.placement.preemption for trial in trials):
                 continue
-            able = [self._all[trial_id] for trial_id in fullest.holders if self._repays_move(self._all[trial_id])]
-            if able and len(held) < self._estimates.of_key(able[0]).processes:
+            there = [self._all[trial_id] for trial_id in fullest.holders]
+            able = [trial for trial in there if self._repays_move(trial) and self._gets_lane(trial, device, len(held))]
+            if able:
                 found.append(max(able, key=self._estimates.height))
         return found
 
@@ -263,6 +264,10 @@ class Turns:
         cost = tuning.WORTH_TRYING_STARTS * estimate.interruption()
         return estimate.takes_turns and self._estimates.height(trial) > cost
 
+    def _gets_lane(self, trial: TrialRecord, device: int, held: int) -> bool:
+        """Whether a trial that left its lane would get a further one: else it would come back, and leave again."""
+        return held < self._estimates.of_key(trial).processes and self.lane_for(trial, device).lane_id is None
+
     def placed(self, trial: TrialRecord) -> None:
         """Books the lane that a trial was given: of those there, only the largest ephemeral bytes count."""
         lanes = trial.placement.lanes
@@ -271,14 +276,16 @@ class Turns:
         else:
             self._occupancy.groups.lane_of.pop(trial.row, None)
 
-    def _load(self, lane: LaneRecord) -> LaneLoad:
+    def _load(self, lane: LaneRecord, leaving: TrialRecord) -> LaneLoad:
+        """What a lane holds, one trial left out."""
         memory = self._occupancy.memory
-        needs = [memory.need_of(self._all[trial_id].row) or MemoryNeed() for trial_id in lane.holders]
+        rows = [self._all[trial_id].row for trial_id in lane.holders if trial_id != leaving.trial_id]
+        needs = [memory.need_of(row) or MemoryNeed() for row in rows]
         return LaneLoad(
             lane.lane_id,
             sum(need.persistent_bytes for need in needs),
             max((need.ephemeral_bytes for need in needs), default=0.0),
-            trials=len(lane.holders),
+            trials=len(rows),
         )
 
     def observe(self, trial: TrialRecord, event: IterationDone) -> bool:

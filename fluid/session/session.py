@@ -27,6 +27,7 @@ from fluid.engine.events import (
     Event,
     FailRequested,
     Failure,
+    GroupRecovered,
     GroupSubmitted,
     GroupTerms,
     PauseRequested,
@@ -42,6 +43,7 @@ from fluid.keeping import NOTHING, Keep
 from fluid.measure.profile import Profile
 from fluid.packing import PACKINGS
 from fluid.policies.engine import EngineState
+from fluid.policies.owners.owners import is_by_itself
 from fluid.random_state import Seeds
 from fluid.resources import Device
 from fluid.results.best import BestSoFar
@@ -464,10 +466,11 @@ class Session:
         trackers = left.trackers()
         avoid_names(left.trial_ids, (group.line.name for group in left.groups.values()))
 
-        def register(group_id: str) -> None:
-            for trial, payload in payloads[group_id].items():
-                rule = self._keeper.admit(group_id, left.groups[group_id].line.search, trial, recover=True)
-                self.backend.register(trial.id, payload if rule is None else replace(payload, keep=rule))
+        def register(group_ids: Sequence[str]) -> None:
+            for group_id in group_ids:
+                for trial, payload in payloads[group_id].items():
+                    rule = self._keeper.admit(group_id, left.groups[group_id].line.search, trial, recover=True)
+                    self.backend.register(trial.id, payload if rule is None else replace(payload, keep=rule))
             self._keeper.tell_lanes()
 
         def resume() -> None:
@@ -475,6 +478,7 @@ class Session:
             left.complete(self._folder, payloads, changes, now)
             events = left.events(now, self._spec, self._adapted)
             self._folder.journal((), lost_checkpoints(left.recovered, events))
+            returning: list[GroupRecovered] = []
             for event in events:
                 group = left.groups[event.group_id].submitted()
                 inbox = GroupInbox(event.group_id, group, listeners.get(group.name), self.waits)
@@ -487,8 +491,12 @@ class Session:
                 inbox.outcomes, inbox.has_forgotten = left.recovered.outcomes, bool(event.forgotten)
                 inbox.note_seeds(payloads[event.group_id])
                 self._pump.inboxes[event.group_id] = inbox
-                self._pump.handle(event, accepted=partial(register, event.group_id))
                 self._next_group = max(self._next_group, int(event.group_id) + 1)
+                returning.append(event)
+            # Where deadlines decide who comes first, all of them have to be known before any trial starts.
+            together = any(is_by_itself(event.terms) for event in returning)
+            for instant in [returning] if together else [[event] for event in returning]:
+                self._pump.handle(*instant, accepted=partial(register, [event.group_id for event in instant]))
 
         self._pump.act(resume)
 

@@ -153,6 +153,19 @@ def test_long_trials_pause_for_a_group_that_would_be_late_and_no_others_do(plann
     assert ends["long"] <= 1200.0 + 60.0 + 30.0 + 40.0, "the others grow by its work"
 
 
+@pytest.mark.parametrize("narrow", [4, 8])
+def test_devices_are_kept_for_gangs_that_can_meet_their_deadline_so(narrow: int) -> None:
+    """Trials of one device end one by one, and their times were unknown when the first gang began to wait."""
+    seconds = {f"narrow {number}": 0.04 + 0.002 * number for number in range(narrow)}
+    gangs = tuple(TrialSpec(f"gang {number}", 30, profile_key="gang", devices=2, gang=True) for number in range(2))
+    backend = SimulatedBackend(lambda trial_id, config: Truth(seconds.get(trial_id, 0.05)), [Device(0), Device(1)])
+    session = Session(EngineState(make_planner("portfolio"), max_packing=1, max_width=1), backend)
+    session.tell(GroupSubmitted(0.0, "narrow", tuple(TrialSpec(each, 40, profile_key="narrow") for each in seconds)))
+    session.tell(GroupSubmitted(0.0, "gang", gangs, due(5.7)))
+    session.run()
+    assert max(end.at for end in session.told(ReportEnd) if end.group_id == "gang") <= 5.7
+
+
 def test_a_trial_pauses_for_deadlines_a_bounded_number_of_times() -> None:
     play = Play(1)
     play.submit("long", 1, 200, 1.0, GroupTerms(), "net")

@@ -144,6 +144,14 @@ def test_ends_count_trials_that_run_and_rounds() -> None:
     assert end_alone(second, DEVICES).mean == pytest.approx(20.0)
 
 
+@pytest.mark.parametrize(("trials", "wide", "seconds"), [(1, 2, 10.0), (2, 2, 10.0), (3, 2, 20.0), (2, 3, 20.0)])
+def test_ends_of_gangs_count_how_many_fit_side_by_side(trials: int, wide: int, seconds: float) -> None:
+    """Each takes 10 s on its devices."""
+    devices = min(DEVICES, trials * wide)
+    gangs = Unit(0, 10.0 * trials * wide, trials=trials, devices=devices, wide=wide, longest=10.0)
+    assert end_alone(gangs, DEVICES).mean == pytest.approx(seconds)
+
+
 @given(
     st.lists(st.tuples(st.floats(0.0, 50.0), st.integers(1, 2)), max_size=4),
     st.lists(st.tuples(st.floats(0.5, 9.0), st.floats(1.0, 200.0)), min_size=1, max_size=6),

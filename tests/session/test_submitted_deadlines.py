@@ -343,3 +343,20 @@ def test_what_is_left_of_a_deadline_counts_in_a_session_that_goes_on(
         for name in ("late", "far"):
             handles[name].stop(name)
     assert [each.said for each in load_run(tmp_path).groups][2] == "deadline 1 h, weight 3", "as it was submitted"
+
+
+def test_groups_come_back_at_once_so_that_the_first_takes_no_device_that_is_anothers(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"backend": "local", "devices": 1, "packing": "off", "verbose": 0}
+    with FluidExecutor(run_dir=tmp_path, **options) as running:
+        for name, weight in (("light", 1.0), ("heavy", 100.0)):
+            running.submit_trialgroup(
+                TrialGroup([Trial(slow, {}, budget=200, trial_id=name)], name=name), weight=weight
+            )
+        running.drain_all(10.0)
+    with FluidExecutor.resume(tmp_path, **options) as resumed:
+        handles = {handle.name: handle for handle in resumed.handles}
+        while not (begun := [name for name, handle in handles.items() if handle.trials[0].iteration]):
+            time.sleep(0.01)
+        for name, handle in handles.items():
+            handle.stop(name)
+    assert begun == ["heavy"]

@@ -59,6 +59,7 @@ class Unit(NamedTuple):
         spread: standard deviation of these, seconds.
         trials: how many of them wait.
         devices: how many devices they can use at once.
+        wide: how many devices one of them has to have at once, in the mean; 1 at least.
         longest: expected seconds of the longest of them.
         longest_spread: standard deviation of these, seconds.
         running: its trials that run.
@@ -74,6 +75,7 @@ class Unit(NamedTuple):
     spread: float = 0.0
     trials: int = 1
     devices: float = 1.0
+    wide: float = 1.0
     longest: float = 0.0
     longest_spread: float = 0.0
     running: tuple[RunningPart, ...] = ()
@@ -247,7 +249,8 @@ class Timeline:
         end = self._free.take(most, unit.work)
         at_once = unit.work / most
         # Trials are not fluid: the longest ends no earlier, and alike ones end in rounds.
-        rounds = math.ceil(unit.trials / most - 1e-9) * unit.work / unit.trials
+        at_a_time = most if unit.wide <= 1.0 else max(1.0, math.floor(most / unit.wide + 1e-9))
+        rounds = math.ceil(unit.trials / at_a_time - 1e-9) * unit.work / (unit.trials * unit.wide)
         tail = max(0.0, unit.longest - at_once, rounds - at_once)
         own = max(unit.spread / most, unit.longest_spread if unit.longest > at_once else 0.0)
         spread = math.sqrt(self._variance + own * own)

@@ -66,6 +66,7 @@ class _Left:
     running_work: float = 0.0
     trials: int = 0
     devices: float = 0.0
+    wide: float = 0.0
     planned: float = 0.0
     work: float = 0.0
     variance: float = 0.0
@@ -153,6 +154,7 @@ class OpenUnits:
         left.measured |= estimates.is_measured(trial)
         left.trials += count
         left.devices += count * (widest if widest > 1 else min(1.0, max(taken, 1e-3)))
+        left.wide += count * wide
         left.planned += count * estimates.height(trial) * (wide if trial.spec.gang else 1)
         left.work += count * iterations * paces.mean * taken
         left.variance += count * (spread * taken) ** 2
@@ -177,6 +179,7 @@ class OpenUnits:
             spread=math.sqrt(left.variance * scale + (left.shared * scale) ** 2),
             trials=left.trials,
             devices=min(left.devices, owned.devices),
+            wide=left.wide / left.trials if left.trials else 1.0,
             longest=left.longest,
             longest_spread=left.longest_spread,
             running=tuple(left.running),
