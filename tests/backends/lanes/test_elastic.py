@@ -349,10 +349,12 @@ def test_lanes_whose_checkpoint_is_damaged_agree_on_the_one_before(three: Any) -
     (Path(saved.path) / "state/elastic.pt").write_bytes(b"")
     three.do(StartTrial("a", (b, c), iterations=4, checkpoint=saved))
     back = three.of(TrialSetBack, "a", lane_id=b)
-    assert back.checkpoint.iteration == 2 and "elastic.pt has 0 bytes" in back.reason
-    assert three.of(TrialStarted, "a").iteration == 2
+    before = back.checkpoint.iteration
+    assert before in (2, 3), "where iterations take long, the third is saved, too"
+    assert "elastic.pt has 0 bytes" in back.reason
+    assert three.of(TrialStarted, "a").iteration == before
     again = train(three, "a", 4)
-    as_alone([*done[:2], *again])
+    as_alone([*done[:before], *again])
     three.do(StopTrial("a", (b, c)))
     assert {three.of(TrialReleased, "a").lane_id for _ in range(2)} == {b, c}
 
