@@ -37,14 +37,14 @@ def executor_of(tmp_path: Path, **options: Any) -> FluidExecutor:
     return FluidExecutor(backend, max_width=4, verbose=0, run_dir=tmp_path / "run", **options)
 
 
-@pytest.mark.parametrize("packing", ["auto", "off"])
+@pytest.mark.parametrize("packing", ["auto", "lane", "off"])
 def test_a_long_trial_that_was_packed_at_first_spreads_over_all_devices_once_it_is_alone(
     tmp_path: Path, packing: str
 ) -> None:
     with executor_of(tmp_path, packing=packing) as executor:
         results = submit(executor, (20.0, 40), *[(1.0, 20)] * 12)
     assert results[-1].width == 4.0
-    assert sum(result.seconds for result in results) < 0.5 * 40 * 20.0, "it took 780 s on one device"
+    assert sum(result.seconds for result in results) < 0.5 * 40 * 20.0, "it took 780 s, most of them on one device"
 
 
 @pytest.mark.parametrize("seconds", [0.1, 10.0])

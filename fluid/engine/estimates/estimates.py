@@ -516,8 +516,8 @@ class Estimates:
         """
         if width <= self.of_key(trial).tried:
             return True
-        if trial.pace.own is None:  # What it takes at that width would be told of by its difference from other trials.
-            return False
+        if trial.pace.own is None:
+            return False  # Whether it is the width that makes it slow, or the trial that is, could not be told.
         at_that_width = trial.progress.left - (trial.state is TrialState.RUNNING)
         return at_that_width >= tuning.LEAST_TO_TRY and trial.residence.lane is None
 

@@ -83,11 +83,16 @@ class Measuring:
         if alone:
             speed = self._estimates.speed(trial, self._occupancy.held[trial.row])
             trial.pace.solo = smooth(trial.pace.solo, seconds * speed, done.count)
+        stretch = self._estimates.stretch(trial)
         if is_tried:
-            if trial.pace.own is None and estimate.tried < estimate.width:
-                self._note_change(estimate)  # It may try that from now on.
-            trial.pace.own = smooth(trial.pace.own, seconds / self._estimates.stretch(trial), done.count)
-        self._estimates.observe_pace(trial, done, self._estimates.stretch(trial), estimate.model)
+            self._observe_own(trial, estimate, seconds / stretch, done.count)
+        self._estimates.observe_pace(trial, done, stretch, estimate.model)
+
+    def _observe_own(self, trial: TrialRecord, estimate: KeyEstimate, seconds: float, count: int) -> None:
+        """Learns a trial's own pace from iterations at a packing or width that was measured before."""
+        if trial.pace.own is None and estimate.tried < estimate.width:
+            self._note_change(estimate)  # The trial may try a further width from now on.
+        trial.pace.own = smooth(trial.pace.own, seconds, count)
 
     def observe_step(self, trial: TrialRecord, event: IterationDone, *, is_first: bool, packs: int | None) -> None:
         """Learns from a step of fused trials, or of one that takes turns with others in its lane.
@@ -121,6 +126,7 @@ class Measuring:
         known = packs == 1 and (rows == 1 or (fusing.rates is not None and rows in fusing.rates.rows))
         if known:
             stretch = 1.0 if rows == 1 or fusing.rates is None else fusing.rates.stretch(rows)
+            self._observe_own(trial, estimate, seconds / stretch, event.count)
             self._estimates.observe_pace(trial, event, stretch / speed, estimate.model)
 
     def observe_turn(self, trial: TrialRecord, done: IterationDone, lanes: int) -> None:
@@ -129,13 +135,16 @@ class Measuring:
         if done.typical_seconds <= 0.0:
             return
         speed = self._occupancy.speed(self._occupancy.held[trial.row])
-        seconds = done.typical_seconds * speed
+        seconds, is_tried = done.typical_seconds * speed, estimate.is_tried(lanes, 1)
         if estimate.worth_observing(lanes, 1, done.count):
             typical = seconds if lanes == 1 else _as_typical(trial, estimate, seconds, lanes)
             self._profile.observe(estimate.key, typical, model=estimate.model, co_residents=lanes)
             estimate.add_observed(lanes, trial.row)
             self._update(trial, estimate, seconds)
-        self._estimates.observe_pace(trial, done, estimate.alpha ** (lanes - 1) / speed, estimate.model)
+        stretch = estimate.alpha ** (lanes - 1)
+        if is_tried:
+            self._observe_own(trial, estimate, seconds / stretch, done.count)
+        self._estimates.observe_pace(trial, done, stretch / speed, estimate.model)
 
     def estimate_changed(self, estimate: KeyEstimate) -> None:
         """Brings an estimate up to date: a lane has found how far its trials can be fused, or a cohort begins."""
