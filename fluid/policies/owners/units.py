@@ -168,9 +168,8 @@ class OpenUnits:
         # Lines hold trials that are alike to placement, and some are yet to come: their work is known in all.
         waiting = max(0.0, owned.work - left.running_work)
         scale = waiting / left.planned if left.planned > 0.0 else 0.0
-        if (
-            not left.measured
-        ):  # That was the guess when they came: what is known of other groups by now is a better one.
+        if not left.measured:
+            # The owner's work was a guess when its trials came: what is known of other groups by now is a better one.
             scale = max(1.0, scale)
         deadline = owned.terms.deadline
         unit = Unit(
