@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
-from fluid.errors import InvalidFieldError, parse_duration, require_text
+from fluid.errors import InvalidFieldError, parse_duration, require_integer, require_text
 from fluid.random_state import Seeds
 
 #: When an iteration counts as hung: seconds, ``"auto"`` for a limit measured on its like, or ``None`` for never.
@@ -40,6 +42,80 @@ class TrialProcess(NamedTuple):
 
 #: Of a trial that asks for nothing.
 ANY_PROCESS = TrialProcess()
+
+
+class StartFrom(NamedTuple):
+    """The state from which a trial starts, as its user says it.
+
+    Attributes:
+        parent: id of the trial whose state it is; empty if only a path is known.
+        at: iterations done by it; ``None`` for the newest one.
+        path: the checkpoint's folder; empty for a trial of this session.
+        is_shared: whether the iterations until then are this trial's, too.
+    """
+
+    parent: str
+    at: int | None = None
+    path: str = ""
+    is_shared: bool = False
+
+
+#: The part of a checkpoint that users see.
+_STATE = "state"
+
+
+def start_from_of(value: object, at: object) -> StartFrom | None:
+    """Returns from which state a trial starts.
+
+    Args:
+        value: a :class:`StartFrom`; a trial's id or the path of a checkpoint; a checkpoint of
+            :attr:`fluid.TrialResult.checkpoints`; or what has such checkpoints, as the best trial of a sweep.
+        at: iterations done by it, at least 1; ``None`` for the best iteration, or the newest state.
+
+    Raises:
+        InvalidFieldError: it is none of these, has no checkpoint of that iteration, or ``at`` is no number of
+            iterations.
+    """
+    wanted = None if at is None else require_integer("at", at, at_least=1)
+    if value is None:
+        if wanted is not None:
+            raise InvalidFieldError("at", at, "says which state of start_from: name a trial there, too")
+        return None
+    if isinstance(value, StartFrom):
+        return value if wanted is None else value._replace(at=wanted)
+    if isinstance(value, str) and os.sep not in value:
+        return StartFrom(require_text("start_from", value), wanted)
+    if isinstance(value, (str, os.PathLike)):
+        return _of_path(value, wanted)
+    path, iteration = getattr(value, "path", None), getattr(value, "iteration", None)
+    if isinstance(path, Path) and isinstance(iteration, int):
+        return _of_path(path, iteration if wanted is None else wanted)
+    trial = getattr(value, "trial", value)
+    kept, trial_id = getattr(trial, "checkpoints", None), getattr(trial, "trial_id", None)
+    if not isinstance(kept, tuple) or not isinstance(trial_id, str):
+        reason = "must be a trial's id, the path of a checkpoint, or a trial with checkpoints, as result.best"
+        raise InvalidFieldError("start_from", value, reason)
+    if wanted is None and trial is not value:
+        wanted = iteration
+    found = [each for each in kept if wanted is None or each.iteration == wanted]
+    if not found:
+        there = ", ".join(str(each.iteration) for each in kept)
+        which = f"of iteration {wanted}; there are those of {there}: say which by at=" if kept else "on disk"
+        hint = "" if kept else "; run its sweep with FluidExecutor(keep='best:1') or keep='last'"
+        raise InvalidFieldError("start_from", trial_id, f"has no checkpoint {which}{hint}")
+    return _of_path(found[-1].path, found[-1].iteration)._replace(parent=trial_id)
+
+
+def _of_path(path: str | os.PathLike[str], at: int | None) -> StartFrom:
+    folder = Path(path).expanduser().absolute()
+    folder = folder.parent if folder.name == _STATE else folder
+    number = folder.name.partition("-")[0]
+    if not number.isdecimal() or not (folder / _STATE).is_dir():
+        reason = "is no checkpoint: give one of a trial's checkpoints, as result.best.checkpoint, or a trial's id"
+        raise InvalidFieldError("start_from", str(path), reason)
+    if at is not None and at != int(number):
+        raise InvalidFieldError("at", at, f"the checkpoint {str(path)!r} is of iteration {int(number)}")
+    return StartFrom("", int(number), str(folder))
 
 
 def own_config(config: object) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from fluid.few_items import FewItems
 from fluid.random_state import SeedOrigin
 from fluid.resources import MemoryNeed, Requires, require_devices
 from fluid.search_shape import SearchShape
-from fluid.trial_fields import IterationTimeout, own_config, require_timeout
+from fluid.trial_fields import IterationTimeout, StartFrom, own_config, require_timeout, start_from_of
 from fluid.user_calls import user_call, user_class
 
 
@@ -261,6 +261,14 @@ class Trial(_WithSlots):
         chdir: whether the trial's working directory is a folder of its own, that of :func:`fluid.trial_dir`, so that
             trials which write files by relative paths do not write over each other's; ``False`` by default: that in
             which the executor was made.
+        start_from: the state of another trial from which it starts: that trial's id, the path of a checkpoint, one of
+            :attr:`fluid.TrialResult.checkpoints`, or a trial with checkpoints, as the best one of a sweep. ``None``,
+            the default, to begin afresh. Its iterations count on from there, and so does its budget: one of 12, from a
+            state of 8 iterations, runs 4 (``docs/forks.md``).
+        at: iterations done by that state, at least 1; ``None``, the default, for the newest one: of a trial that runs,
+            that at the end of its iteration; of :class:`fluid.BestTrial`, that of the best iteration.
+        prefix: whether iterations for which it agrees with others may be run once for all of them, where its config
+            has a :func:`fluid.search.schedule`; ``True`` by default.
 
     Raises:
         InvalidFieldError: a field cannot be used; the message names the field and the value.
@@ -283,6 +291,9 @@ class Trial(_WithSlots):
     threads: int | None = None
     isolation: str | None = None
     chdir: bool = False
+    start_from: Any = None
+    at: int | None = None
+    prefix: bool = True
 
     def __post_init__(self) -> None:
         if (
@@ -316,10 +327,16 @@ class Trial(_WithSlots):
             object.__setattr__(self, "threads", require_integer("threads", self.threads, at_least=1))
         if self.isolation is not None:
             require_one_of("isolation", self.isolation, ISOLATION)
-        for name in ("retry_errors", "chdir"):
+        for name in ("retry_errors", "chdir", "prefix"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidFieldError(name, getattr(self, name), "must be True or False")
         object.__setattr__(self, "config", own_config(self.config))
+        start: StartFrom | None = start_from_of(self.start_from, self.at)
+        if start is not None and start.at is not None and start.at >= self.budget:
+            reason = f"is used up by the {start.at} iterations of the state from which the trial starts"
+            raise InvalidFieldError("budget", self.budget, f"{reason}: give it more")
+        object.__setattr__(self, "start_from", start)
+        object.__setattr__(self, "at", None if start is None else start.at)
         if self.shown is not None and not isinstance(self.shown, Shown):
             raise InvalidFieldError("shown", self.shown, "must be a Shown or None")
         if self.trial_id is None:

@@ -159,6 +159,37 @@ class Save(TrialCommand, frozen=True):
     keep: bool = False
 
 
+class Fork(TrialCommand, frozen=True, kw_only=True):
+    """Save a trial's state for another one to start from; answered by TrialForked. The trial goes on meanwhile.
+
+    The lane makes a checkpoint in the other trial's folder, and copies what the trial's code has written to files to
+    the other's own folder. It does so between two iterations, once so many are done, and answers nothing if the trial
+    leaves it before.
+
+    Attributes:
+        lane_ids: the lane that has the trial's state, or rank 0's.
+        child: the trial that is to start from it.
+        at: iterations done by the state; ``None`` for the one that the trial is in. One before that is refused.
+    """
+
+    child: str
+    at: int | None
+
+
+class ForkSaved(Command, frozen=True):
+    """Copy a checkpoint for a trial to start from; answered by TrialForked. The host that has it does so.
+
+    Attributes:
+        trial_id: the trial that is to start from it.
+        parent: the trial that it is of; its files are copied, too, if it is of this session.
+        checkpoint: of the parent; it stays where it is.
+    """
+
+    trial_id: str
+    parent: str
+    checkpoint: Checkpoint
+
+
 class Persist(Command, frozen=True):
     """Copy a checkpoint from host memory to disk; answered by TrialSaved with ``copied``, also if its host is gone.
 
@@ -306,6 +337,7 @@ class Report(TrialNotice, frozen=True, kw_only=True):
         rows: fused trials that did it in one step of so many seconds, this one included.
         run: all iterations of the run, this one included; ``None`` for one alone.
         usage: what else it used, of a run nothing.
+        source: the trial that ran it, if another one did for all whose configs agree until then; empty for itself.
     """
 
     iteration: int
@@ -317,6 +349,7 @@ class Report(TrialNotice, frozen=True, kw_only=True):
     rows: int = 1
     run: IterationRun | None = None
     usage: Usage = NO_USAGE
+    source: str = ""
 
     @property
     def iterations(self) -> Iterator[tuple[int, float, float, EncodedMetrics]]:

@@ -23,6 +23,23 @@ from fluid.wire import Frame
 # -- what events speak of --------------------------------------------------------------------------------
 
 
+class StartState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The state of another trial, its parent, from which a trial starts. Its iterations count on from there.
+
+    Attributes:
+        parent: the parent's id; of a trial of another session, as it is shown.
+        at: iterations done by the state; ``None`` for the parent's newest one: if it runs, that after its iteration.
+        checkpoint: the state of a trial of another session; ``None`` for a trial of this one.
+        is_shared: whether the parent's iterations until then are this trial's, too: trials whose configs agree until
+            then are one run.
+    """
+
+    parent: str
+    at: int | None = None
+    checkpoint: Checkpoint | None = None
+    is_shared: bool = False
+
+
 class TrialSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """A trial as the engine knows it: what matters for scheduling.
 
@@ -45,6 +62,7 @@ class TrialSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         isolated: whether it runs in a lane that has run no other trial, and that ends with it.
         extends: whether its submitter may extend it once its budget is used up; ``None`` if unknown.
         config: texts of the values of its config by dotted name: they tell which trials may be like it.
+        start: the state of another trial from which it starts; ``None`` if it begins afresh.
     """
 
     trial_id: str
@@ -65,6 +83,7 @@ class TrialSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     isolated: bool = False
     extends: bool | None = None
     config: tuple[tuple[str, str], ...] = ()
+    start: StartState | None = None
 
     def constraint(self) -> Constraint | None:
         """What the trial asks of its devices; ``None`` if nothing."""
@@ -672,6 +691,29 @@ class TrialSaved(TrialEvent, frozen=True):
     seconds: float = 0.0
     copied: bool = False
     kept: Kept | None = None
+
+
+class TrialForked(TrialEvent, frozen=True, kw_only=True):
+    """The state from which a trial is to start was saved for it, in a folder of its own, or could not be.
+
+    Attributes:
+        trial_id: the trial that starts.
+        parent: the trial whose state it is.
+        lane_id: the parent's lane; ``None`` if a host has copied a checkpoint.
+        checkpoint: where the state is; ``None`` if it could not be saved.
+        seconds: that this took.
+        problem: why it could not be, in one line; empty if it was.
+        is_past: whether it could not as the parent is beyond the iteration wanted.
+        cannot: whether the parent's state cannot be saved at all.
+    """
+
+    parent: str
+    lane_id: int | None
+    checkpoint: Checkpoint | None = None
+    seconds: float = 0.0
+    problem: str = ""
+    is_past: bool = False
+    cannot: bool = False
 
 
 class TrialNotKept(TrialEvent, frozen=True, kw_only=True):
