@@ -63,6 +63,7 @@ class TrialSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         extends: whether its submitter may extend it once its budget is used up; ``None`` if unknown.
         config: texts of the values of its config by dotted name: they tell which trials may be like it.
         start: the state of another trial from which it starts; ``None`` if it begins afresh.
+        is_shared_run: whether it is no trial of the submitter, but a run that several of these share.
     """
 
     trial_id: str
@@ -84,6 +85,7 @@ class TrialSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     extends: bool | None = None
     config: tuple[tuple[str, str], ...] = ()
     start: StartState | None = None
+    is_shared_run: bool = False
 
     def constraint(self) -> Constraint | None:
         """What the trial asks of its devices; ``None`` if nothing."""
