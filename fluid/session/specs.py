@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from fluid._logs import logger_of
 from fluid.backends.base import Backend
 from fluid.devices.constraints import describe
-from fluid.engine.events import PLAIN_TERMS, GroupTerms, TrialSpec
+from fluid.engine.events import PLAIN_TERMS, GroupTerms, StartState, TrialSpec
 from fluid.errors import InvalidFieldError, require_number
 from fluid.keeping import bytes_text
 from fluid.lane.process.script import dump_script, read_script
@@ -127,6 +127,7 @@ def spec_of(
     isolating: Isolating,
     search: Search | None,
     widens_replayed: bool = False,
+    start: StartState | None = None,
 ) -> TrialSpec:
     """Returns what the engine is to know of a trial.
 
@@ -138,6 +139,7 @@ def spec_of(
         search: what its group's search algorithm optimizes; ``None`` if none submits it.
         widens_replayed: whether the user has given ``max_width``, so that trials which are only replayed, and do not
             say whether they are elastic, stand for elastic ones.
+        start: the state from which it starts.
 
     Raises:
         InvalidFieldError: it is to have a process of its own, and shares one by an option of the executor.
@@ -166,6 +168,8 @@ def spec_of(
         fusible=fusible,
         isolated=isolating.isolates(trial, fusible=fusible),
         extends=None if search is None else search.extends,
+        start=start,
+        is_shared_run=trial.is_shared_run,
         config=tuple(
             (name, text_of(value))
             for name, value in dotted(trial.config if trial.shown is None else trial.shown.config)

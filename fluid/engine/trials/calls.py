@@ -90,12 +90,12 @@ class Calls:
                 trial.calls = trial.calls[1:]
                 self._core.report_call(trial, call.call_id, failure=Failure("lane_lost", reason))
 
-    def restore(self, trial: TrialRecord, why: str = "it was called") -> None:
-        """DONE -> QUEUED, so that a lane has the trial's state again; says why to people."""
+    def restore(self, trial: TrialRecord, why: str = "it was called", to: str = "be called") -> None:
+        """DONE -> QUEUED, so that a lane has the trial's state again; says to people why, and to what end."""
         self._core.groups[trial.group_id].open += 1
         trial.restored_for_call = True
         self._core.tell_if_set_back(trial, why)
-        self._core.enqueue(trial, f"restored: {why}")
+        self._core.enqueue(trial, f"restored to {to}")
 
 
 def _lane_for_calls(trial: TrialRecord) -> int | None:

@@ -16,6 +16,7 @@ from fluid.engine.commands import Fork, ForkSaved
 from fluid.engine.core import Claims, SessionState
 from fluid.engine.events import (
     Checkpoint,
+    DeviceLost,
     Event,
     Failure,
     GroupSubmitted,
@@ -67,6 +68,7 @@ class Forks(Policy):
             GroupSubmitted: (self._check, _nothing),
             TrialsAdded: (self._check, _nothing),
             TrialForked: (None, self.forked),
+            DeviceLost: (None, self._device_lost),
         }
 
     def _check(self, event: GroupSubmitted | TrialsAdded, claims: Claims) -> None:
@@ -99,6 +101,13 @@ class Forks(Policy):
     def forgotten(self, trial: TrialRecord) -> None:
         """Waits for nothing any more."""
         self._drop(trial)
+
+    def _device_lost(self, event: DeviceLost) -> None:
+        """A state may have been lost with its host: a queued trial that was to start from it waits for it again."""
+        for trial in self._core.trials.values():
+            if trial.state is TrialState.QUEUED and self.waits_for(trial):
+                self._core.unqueue(trial)
+                self._core.enqueue(trial, "the state from which it starts is lost")
 
     # -- asking --------------------------------------------------------------------------------------------
 
@@ -162,7 +171,7 @@ class Forks(Policy):
             if start.at is not None and start.at > done:
                 self._fail(trial, f"{name!r} has ended after {done} iterations, before the {start.at} wanted")
             else:
-                self._calls.restore(parent, "its state is wanted")
+                self._calls.restore(parent, "its state is wanted", "give that to others")
 
     # -- answers -------------------------------------------------------------------------------------------
 

@@ -118,12 +118,7 @@ class SharedRuns(Policy):
                 self._part(trial)
                 continue
             trial.awaits = trial.awaits or "is done before it parts from its shared run"
-            run = self._core.trials.get(start.parent)
-            if run is None or trial.progress.reported < min(
-                run.progress.reported, start.at or 0, trial.progress.budget
-            ):
-                self._part(trial)
-                self.stateless(trial, f"{start.parent!r}, which it shared, has gone on without it")
+            self._require_all(trial)
         for name in list(self._followers):
             self._extend(name)
 
@@ -182,6 +177,15 @@ class SharedRuns(Policy):
             return
         self._extend(start.parent)
         self._catch_up(trial)
+        self._require_all(trial)
+
+    def _require_all(self, trial: TrialRecord) -> None:
+        """Has a trial run alone that has missed reports of its run: those of an earlier session are not at hand."""
+        assert trial.spec.start is not None
+        run = self._core.trials.get(trial.spec.start.parent)
+        wanted = 0 if run is None else min(run.progress.reported, self._end(trial), trial.progress.budget)
+        if run is None or trial.progress.reported < wanted:
+            self.stateless(trial, f"{trial.spec.start.parent!r}, which it shared, has gone on without it")
 
     def _catch_up(self, trial: TrialRecord) -> None:
         """Reports to a trial what its run, and those that this is within, have done while it was not to go on."""
