@@ -204,8 +204,8 @@ class Failure:
     Attributes:
         kind: ``"error"`` (it raised), ``"out_of_memory"``, ``"lane_lost"``, ``"timeout"`` (no result in time, twice),
             ``"not_saved"`` (no space to save it as it left a lane), ``"no_device"`` (none is left that could run it),
-            ``"device"`` (it raised, its device answers no more), ``"metric"`` (it reported none), ``"parted"`` (a shared
-            run has asked for what its trials do not agree on), ``"stopped"``, or ``"infeasible"`` (it raised
+            ``"device"`` (it raised, its device answers no more), ``"metric"`` (it reported none), ``"stopped"``,
+            ``"parted"`` (a shared run has asked for what its trials do not agree on), or ``"infeasible"`` (it raised
             :class:`fluid.Infeasible`, and has not failed).
         message, traceback: one line for people, and the traceback as text; empty if there is none.
         exception: the pickled exception; ``None`` if there is none.
