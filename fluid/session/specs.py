@@ -21,6 +21,7 @@ from fluid.policies.engine import EngineState
 from fluid.policies.fusing.groups import text_of
 from fluid.policies.owners.deadlines import ON_MISS, GivenDeadline, deadline_of, weight_of
 from fluid.resources import Requires
+from fluid.search.schedules import Schedule
 from fluid.shared_data.parameters import dump_with_parameters
 from fluid.trainables.captures import LARGE_CAPTURE, Capture, captures_in
 from fluid.trainables.payload import TrainablePayload, TrialPayload, trainable_payload, trial_payload
@@ -179,12 +180,12 @@ def spec_of(
 
 
 def _is_short(value: object) -> bool:
-    """Whether a value may part trials into cohorts: a number, a name or a few of these, and no data set."""
+    """Whether a value may part trials into cohorts: a number, a name, a schedule or a few of these, no data set."""
     if isinstance(value, str):
         return len(value) <= _LONGEST_NAME
     if isinstance(value, list | tuple):
         return len(value) <= _MOST_VALUES and all(map(_is_short, value))
-    return value is None or isinstance(value, numbers.Number)
+    return value is None or isinstance(value, numbers.Number | Schedule)
 
 
 # -- payloads ------------------------------------------------------------------------------------
