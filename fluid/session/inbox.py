@@ -79,6 +79,7 @@ class GroupInbox(ChangeWaits):
         "has_forgotten",
         "listener",
         "outcomes",
+        "shared_runs",
         "shows",
     )
 
