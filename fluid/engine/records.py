@@ -413,6 +413,7 @@ class TrialRecord:
         pace: written when iterations are observed; ``state`` by :meth:`SessionState.set_state` alone.
         calls: calls of its methods, in the order requested; those that a lane was told to make come first.
         restored_for_call: whether the trial was done, and goes on only because a call needs its state.
+        awaits: why it does not run until the state from which it starts is there; empty if it waits for none.
         held: why it does not run until it is resumed: the user paused it, or it is set aside; empty if it may run.
         outcome: the outcome that the submitter gave the trial when it stopped it; ``None`` if none.
         counted: as what its group counts it; ``None`` while it has not ended.
@@ -438,6 +439,7 @@ class TrialRecord:
     pace: Pace = field(default_factory=Pace)
     calls: tuple[PendingCall, ...] = ()
     restored_for_call: bool = False
+    awaits: str = ""
     held: str = ""
     outcome: TrialState | None = None
     counted: EndedTrial | None = None

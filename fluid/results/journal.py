@@ -5,6 +5,7 @@ An entry is a JSON object: ``v``, the version; ``what``, the class of an event o
 * :class:`GroupSubmitted`, :class:`GroupRecovered`, :class:`TrialsAdded`, :class:`BudgetExtended`,
   :class:`StopRequested`, :class:`FailRequested`, :class:`PauseRequested`, :class:`ResumeRequested`,
   :class:`TrialForgotten`: what the submitter asked for.
+* :class:`TrialForked`: with which state a trial of another one's starts.
 * :class:`TrialSaved`, :class:`ReportSetBack`: where a trial can be restored from, and from where it could not be.
 * :class:`IterationReported`, :class:`ReportEnd`: how far a trial came, and how it ended.
 * :class:`DeviceAdded`, :class:`NoteDeviceLost`, :class:`NoteResize`: devices and widths, for reports.
@@ -63,6 +64,7 @@ from fluid.engine.events import (
     SessionDraining,
     StopRequested,
     TrialForgotten,
+    TrialForked,
     TrialHistory,
     TrialNotKept,
     TrialsAdded,
@@ -105,6 +107,7 @@ class Recovered:
         forgotten: ids of forgotten trials, by group id.
         past: how the trials stood that were forgotten, by trial id.
         outcomes: what the submitter said of trials that it stopped, by trial id.
+        forked: iterations done by the states from which trials start, by the id of these trials, once they are there.
         terms: on which groups were submitted, by group id.
         places: devices added and lost, and trials resized, in order.
         profile: the newest snapshot; ``None`` if the journal holds none.
@@ -119,6 +122,7 @@ class Recovered:
     forgotten: dict[str, list[str]] = field(default_factory=dict)
     past: dict[str, TrialHistory] = field(default_factory=dict)
     outcomes: dict[str, TrialState] = field(default_factory=dict)
+    forked: dict[str, int] = field(default_factory=dict)
     terms: dict[str, GroupTerms] = field(default_factory=dict)
     places: list[DeviceAdded | NoteDeviceLost | NoteResize] = field(default_factory=list)
     profile: Profile | None = None
@@ -162,6 +166,13 @@ class Recovered:
     def reported(self) -> dict[str, int]:
         """Iterations that each trial has reported, also of forgotten ones, by trial id."""
         return {trial_id: history.reported for trial_id, history in self.histories.items()}
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Iterations that trials never report, as another trial has done them for itself, by trial id."""
+        histories = self.histories
+        starts = {name: histories[name].trial.start for name in self.forked if name in histories}
+        return {name: self.forked[name] for name, start in starts.items() if start is None or not start.is_shared}
 
     @property
     def unfinished(self) -> bool:
@@ -218,7 +229,7 @@ _WRITTEN: dict[str, type] = {
         *_TOLD.values(),
         *(GroupSubmitted, GroupRecovered, TrialsAdded, BudgetExtended, StopRequested, TrialForgotten, TrialSaved),
         *(PauseRequested, ResumeRequested, ReportSetBack, DeviceAdded, NoteDeviceLost, NoteResize, ReportEnd),
-        *(IterationReported, ProfileSaved, FailRequested),
+        *(IterationReported, ProfileSaved, FailRequested, TrialForked),
     )
 }
 
@@ -299,6 +310,7 @@ class Replay:
             ResumeRequested: self._held,
             TrialForgotten: self._forgotten,
             TrialSaved: self._saved,
+            TrialForked: self._forked,
             ReportSetBack: self._set_back,
             IterationReported: self._reported,
             ReportEnd: self._ended,
@@ -417,6 +429,10 @@ class Replay:
             self._change(event.trial_id, checkpoint=checkpoint)
             if not checkpoint.in_memory:
                 self._told.durable[event.trial_id] = checkpoint
+
+    def _forked(self, event: TrialForked) -> None:
+        if event.checkpoint is not None:
+            self._told.forked[event.trial_id] = event.checkpoint.iteration
 
     def _set_back(self, command: ReportSetBack) -> None:
         checkpoint = command.checkpoint

@@ -156,8 +156,11 @@ class GroupResults:
         for line in lines.there(self.end):
             if (reported := line.value) is None or reported is BROKEN:
                 continue
-            config: Any = trial_of(reported.trial_id)
-            if config is None:
+            trial = trial_of(reported.trial_id)
+            if trial is not None and trial.is_shared_run:
+                continue
+            config: Any = trial
+            if trial is None:
                 forgotten = self._configs() if forgotten is None else forgotten
                 config = forgotten.get(reported.trial_id, {})
             yield Result(
@@ -169,6 +172,7 @@ class GroupResults:
                 device_ids=reported.devices,
                 rows=reported.rows,
                 usage=reported.usage,
+                source=reported.source,
                 config=config,
             )
 
@@ -228,8 +232,9 @@ class EarlierResults:
                 found.groups[group_id] = GroupResults(folder, group_id, line.start, line.end)
             group = found.groups[group_id]
             group.end = line.end
-            group.first_start = min(group.first_start, reported.start + offset)
-            group.last_end = max(group.last_end, reported.at + offset)
+            if not reported.source:
+                group.first_start = min(group.first_start, reported.start + offset)
+                group.last_end = max(group.last_end, reported.at + offset)
             hear(reported)
         found.damage = lines.checks.damage
         tell_damage(folder / RESULTS, lines.checks, least)

@@ -253,7 +253,9 @@ class TrialGroupHandle:
         that they had then.
         """
         standing, ended = self._session.standing([self._inbox.group_id]), self._inbox.states
-        return {trial_id: ended.get(trial_id, state) for trial_id, state in standing.states.items()}
+        added = {trial.id for trial in self._group if trial.is_shared_run}
+        found = {trial_id: ended.get(trial_id, state) for trial_id, state in standing.states.items()}
+        return {trial_id: state for trial_id, state in found.items() if trial_id not in added}
 
     @property
     def failures(self) -> dict[str, Failure]:

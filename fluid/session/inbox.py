@@ -72,6 +72,7 @@ class GroupInbox(ChangeWaits):
         "_last_end",
         "_open",
         "_reports",
+        "_shared_runs",
         "_tracker",
         "deadline",
         "group",
@@ -109,8 +110,9 @@ class GroupInbox(ChangeWaits):
         self._clock_offset = 0.0
         self._last_end: float | None = None
         self._tracker = BestTracker(group.search)
+        self._shared_runs: frozenset[str] = frozenset()
         for trial in group.active:
-            self._tracker.enter(trial)
+            self._enter(trial)
         #: How often a trial has come to be shown otherwise.
         self.shows = 0
         #: When the first iteration of this session began, how many have ended, and the sum of their seconds.
@@ -222,6 +224,7 @@ class GroupInbox(ChangeWaits):
             first_start=self._began_at,
             results=self._ended,
             result_seconds=self._ended_seconds,
+            shared_runs=self._shared_runs,
         )
 
     def take(self, notice: TrialNotice) -> None:
@@ -232,9 +235,14 @@ class GroupInbox(ChangeWaits):
         """Makes waiters wait for a trial too, which was added or extended."""
         trial = self._trial_of(trial_id)
         if trial is not None:
-            self._tracker.enter(trial)
+            self._enter(trial)
         self._open = self._open or {}
         self._open[trial_id] = None
+
+    def _enter(self, trial: Trial) -> None:
+        self._tracker.enter(trial)
+        if trial.is_shared_run:
+            self._shared_runs |= {trial.id}
 
     def note_seeds(self, trials: Mapping[Trial, TrialPayload]) -> None:
         """Takes the seeds of trials."""
@@ -261,6 +269,7 @@ class GroupInbox(ChangeWaits):
             place = self._tracker.place_of(trial_id)
             self._forgotten[trial_id] = submitted_trial(trial, self.group_id, text, failure, place, seeds)
         self._tracker.forget(trial_id)
+        self._shared_runs -= {trial_id}
         if trial is not None:
             self.change(self.group.remove, trial_id)
 
@@ -337,7 +346,7 @@ class GroupInbox(ChangeWaits):
             self._call_listener("on_left", trial_id)
 
     def _take_start(self, start: ReportStart) -> None:
-        if self.listener is not None:
+        if self.listener is not None and start.trial_id not in self._shared_runs:
             self._call_listener("on_start", start.trial_id)
 
     def _take_set_back(self, report: ReportSetBack) -> None:
@@ -357,12 +366,17 @@ class GroupInbox(ChangeWaits):
         for iteration, at, seconds, metrics in report.iterations:
             if trial is not None:
                 self._tracker.hear(trial, iteration, metrics.numbers)
+            if report.source:
+                continue
             self._began_at = at - seconds if self._began_at is None else min(self._began_at, at - seconds)
             # The seconds of the only result of a group are that object.
             self._ended_seconds = self._ended_seconds + seconds if self._ended_seconds else seconds
-        self._ended += report.count
-        end = report.at + self._clock_offset
-        self._last_end = end if self._last_end is None else max(self._last_end, end)
+        if not report.source:
+            self._ended += report.count
+            end = report.at + self._clock_offset
+            self._last_end = end if self._last_end is None else max(self._last_end, end)
+        if report.trial_id in self._shared_runs:
+            return
         if self.listener is None:
             self._keep(report, trial)
             self.notify(_RESULTS)
@@ -372,7 +386,7 @@ class GroupInbox(ChangeWaits):
             self._call_listener("on_result", result)
 
     def _keep(self, report: Report, trial: Trial | None) -> None:
-        place = _ran_at(report.width, report.device_ids, report.rows)
+        place = _ran_at(report.width, report.device_ids, report.rows, report.source)
         whose = report.trial_id if trial is None else trial
         self._reports += [
             _KeptResult(whose, iteration, seconds, metrics.text, metrics.payload, place, report.usage)
@@ -380,8 +394,8 @@ class GroupInbox(ChangeWaits):
         ]
 
     def _take_end(self, end: ReportEnd) -> None:
-        state = end.state
-        if end.failure is not None:
+        state, is_shared_run = end.state, end.trial_id in self._shared_runs  # Of which its submitter is told nothing.
+        if end.failure is not None and not is_shared_run:
             self._failures = self._failures or {}
             self._failures[end.trial_id] = end.failure
         self._tracker.end(end.trial_id, state)
@@ -389,7 +403,7 @@ class GroupInbox(ChangeWaits):
         if not self._open:
             self._open = _NOTHING  # An empty dict keeps the room that its members took.
             self.wake()
-        if self.listener is not None:
+        if self.listener is not None and not is_shared_run:
             self._call_listener("on_end", end.trial_id, state, end.failure)
 
     def _take_answer(self, answer: ReportCall) -> None:
@@ -446,17 +460,18 @@ class GroupInbox(ChangeWaits):
 
 
 class _RanAt(NamedTuple):
-    """Where an iteration ran: see :class:`fluid.results.records.Result`."""
+    """Where an iteration ran, and which trial has run it: see :class:`fluid.results.records.Result`."""
 
     width: float
     device_ids: tuple[int, ...]
     rows: int
+    source: str
 
 
 @functools.lru_cache(4096)
-def _ran_at(width: float, device_ids: tuple[int, ...], rows: int) -> _RanAt:
+def _ran_at(width: float, device_ids: tuple[int, ...], rows: int, source: str) -> _RanAt:
     """One object for all that are alike."""
-    return _RanAt(width, device_ids, rows)
+    return _RanAt(width, device_ids, rows, source)
 
 
 class _KeptResult(NamedTuple):
@@ -504,6 +519,7 @@ def _result(
         device_ids=place.device_ids,
         rows=place.rows,
         usage=usage,
+        source=place.source,
         config={} if trial is None else cast(Any, trial),
     )
 

@@ -184,6 +184,7 @@ class RunHistory:
 
     Attributes:
         of_trial: the entries that name a trial, by submitted trial.
+        done: the newest iteration that each submitted trial has reported.
         group_of: the group of each submitted trial.
         lateness: how groups stood with regard to their deadlines, in order, by group.
         stays, waits: by submitted trial, in order.
@@ -206,6 +207,7 @@ class RunHistory:
         self.stays: dict[str, list[Stay]] = {}
         self.waits: dict[str, list[Wait]] = {}
         self.lateness: dict[str, list[Entry]] = {}
+        self.done: dict[str, int] = {}
         self.group_of: dict[str, str] = {}
         self.measured: dict[str, list[Measured]] = {}
         self.key_of: dict[str, str] = {}
@@ -248,6 +250,7 @@ class RunHistory:
             "DeviceDraining": self._draining,
             "SessionDraining": self._draining,
             "ReportEnd": self._ended,
+            "IterationReported": self._reported,
             "NoteLateness": self._stands,
         }
         self._clock = done.clock() if done.by_trial else None
@@ -453,6 +456,9 @@ class RunHistory:
         alone = float(seconds) if was_alone and isinstance(seconds, (int, float)) and seconds > 0.0 else None
         found = Measured(entry.at, int(fields["packing"]), float(fields["alpha"]), fields.get("model"), alone, rows)
         self.measured.setdefault(str(fields["profile_key"]), []).append(found)
+
+    def _reported(self, entry: Entry) -> None:
+        self.done[str(entry.fields["trial_id"])] = int(entry.fields["iteration"])
 
     def _ended(self, entry: Entry) -> None:
         trial = str(entry.fields["trial_id"])

@@ -465,6 +465,8 @@ def _shared(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _facts(trial: Trial, payload: TrialPayload) -> dict[str, Any]:
     """What reports show of a trial."""
     facts = {"config": payload.shown_config, "key": trial.key, "seeds": _seeds(payload)}
+    if trial.is_shared_run:
+        facts["is_shared_run"] = True
     if trial.start_from is not None:
         facts["start"] = {name: value for name, value in trial.start_from._asdict().items() if value}
     if trial.shown is None:
@@ -488,6 +490,7 @@ def _result_lines(report: Report, shift: float) -> list[str]:
     whose = f'{{"group": {json.dumps(report.group_id)}, "trial": {json.dumps(report.trial_id)}, "iteration": '
     where = f', "width": {report.width!r}, "devices": {list(report.device_ids)}, "at": '
     end = f', "rows": {report.rows}' if report.rows > 1 else ""
+    end += f', "source": {json.dumps(report.source)}' if report.source else ""
     end += "}" if report.usage is NO_USAGE else f', "usage": {json.dumps(plain(report.usage))}}}'
     return [
         f'{whose}{iteration}, "metrics": {metrics.text}, "seconds": {seconds!r}{where}{at + shift!r}{end}'

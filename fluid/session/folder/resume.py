@@ -351,7 +351,8 @@ def _read(folder: Path, ends: Mapping[str, int]) -> LeftSession:
     groups = _groups(recovered, stored, trials, written)
     best = _Trackers(groups, written, recovered)
     results = EarlierResults.scan(folder, ends.get(RESULTS, 0), best.hear)
-    missing = {name: parts for name, n in recovered.reported.items() if (parts := results.gaps.of(name, n))}
+    reported, skipped = recovered.reported.items(), recovered.skipped
+    missing = {name: parts for name, n in reported if (parts := results.gaps.of(name, n, skipped.get(name, 0)))}
     lost = _agree(recovered, results, stored, problems)
     _tell_of_gaps(folder, missing, recovered)
     recovered.profile = recovered.profile or _profile(folder)
