@@ -24,8 +24,10 @@ from fluid.packing import Sharing
 from fluid.policies.owners.deadlines import seconds_until
 from fluid.rehearsal.plan import plan_in_force, seed_in_force
 from fluid.resources import DeviceChoice, Requires
+from fluid.results.best import BestTrial
 from fluid.results.code_changes import code_notes
 from fluid.results.metrics import Goal, goals_of, modes_of
+from fluid.results.records import TrialResult
 from fluid.results.run_files import TRIALS, JsonLines, is_used
 from fluid.results.sweep import SweepResult
 from fluid.search import Searcher, Space, make_sampler, make_space
@@ -58,7 +60,9 @@ from fluid.sweeping.plan import (
     SweepPlan,
     UnreportedMetricError,
     raise_if_all_failed,
+    require_budgets_beyond,
     said_of_earlier,
+    with_starts,
 )
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
@@ -92,7 +96,7 @@ def run(
     deadline: float | str | None = None,
     stop: StopArgument = None,
     seed: int | None = 0,
-    points: Sequence[Mapping[str, Any]] = (),
+    points: Sequence[Mapping[str, Any] | BestTrial | TrialResult] = (),
     searcher: Searcher | None = None,
     name: str | None = None,
     executor: FluidExecutor | None = None,
@@ -171,7 +175,8 @@ def run(
             those of the trials (``docs/running.md``, "Random numbers"); 0 by default, so that the same call tries the
             same configs again. ``None`` draws one in each call; the summary and the report show it. On one device
             without packing, the same seed gives the same decisions, too.
-        points: configs, or parts of configs, to try first.
+        points: configs, or parts of configs, to try first; or trials of earlier sweeps, as ``result.best``, that start
+            from the state of their checkpoint and go on up to ``budget`` iterations in all.
         searcher: suggests the configs, and is told the results: :class:`fluid.search.AskTell`, or the adapter of a
             library (``fluid.integrations.ax``, ``fluid.integrations.smac``); ``None``, the default, to sample
             ``space``.
@@ -233,6 +238,7 @@ def run(
         FluidError: the executor was closed.
     """
     called = _CLOCK.now()
+    points, starts = with_starts(points)
     own: dict[str, Any] = {"deadline": deadline, "run_dir": run_dir, "devices": devices, "join": join or None}
     own |= {"loggers": loggers or None, "metrics_port": metrics_port, "if_exists": if_exists}
     objects = {"sharing": sharing, "goals": goals, "keep": keep, "output": output}
@@ -246,6 +252,8 @@ def run(
     joins = _joins(executor, asked)
     if joins and resume:
         raise InvalidFieldError("resume", True, "cannot be with join=True, which goes on with what is there by itself")
+    if joins and starts:
+        raise InvalidFieldError("points", "a trial", "cannot start from its state with join=True: give its config")
     if joins and seed is None:
         raise InvalidFieldError(
             "seed", None, "cannot be with join=True: all drivers make the same trials from one seed"
@@ -275,6 +283,7 @@ def run(
     rules = StopRules(stop, {goal.metric: goal.less for goal in compared})
     seconds = None if time_budget_s is None else parse_duration("time_budget_s", time_budget_s, zero=True)
     is_limited = seconds is not None or rules.end_sweep
+    require_budgets_beyond(starts, algorithm, rungs[0] if algorithm in HALVING else rungs[-1])
     number = samples_of(algorithm, samples, searcher, is_limited=is_limited, rungs=rungs, eta=eta)
     if samples is None and number is not None and earlier is not None:
         number = max(number, len(earlier.trials))  # The sessions before had a limit of time.
@@ -301,6 +310,7 @@ def run(
         goes_on=not is_given,
         space=known_space,
         points=points,
+        starts=starts,
         takes_other_code=code == "new",
     )
     if earlier is not None:

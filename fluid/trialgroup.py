@@ -269,7 +269,6 @@ class Trial(_WithSlots):
             that at the end of its iteration; of :class:`fluid.BestTrial`, that of the best iteration.
         prefix: whether iterations for which it agrees with others may be run once for all of them, where its config
             has a :func:`fluid.search.schedule`; ``True`` by default.
-        is_shared_run: whether Fluid has added it, to run iterations once for several trials; no trial of the user's.
 
     Raises:
         InvalidFieldError: a field cannot be used; the message names the field and the value.
@@ -295,7 +294,8 @@ class Trial(_WithSlots):
     start_from: Any = None
     at: int | None = None
     prefix: bool = True
-    is_shared_run: bool = False
+    #: Whether it is a run that Fluid adds for trials which agree until an iteration.
+    is_shared_run: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if (

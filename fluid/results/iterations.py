@@ -298,16 +298,28 @@ def trial_result(
         failure=last.failure,
         seeds=last.seeds,
         files=files,
-        start=_start_of(parts[0], results),
+        start=known_start(parts[0].start, ((result.iteration, result.source) for result in results)),
     )
 
 
-def _start_of(first: SubmittedTrial, results: Sequence[Result]) -> StartFrom | None:
-    """From which state a trial starts: its first iteration tells, where the newest state was asked for."""
-    start = first.start
-    if start is not None and start.at is None and results:
-        return start._replace(at=results[0].iteration - 1)
-    return start
+def known_start(start: StartFrom | None, iterations: Iterable[tuple[int, str]]) -> StartFrom | None:
+    """From which state a trial starts, as its iterations tell it.
+
+    They tell the iteration where the newest state was asked for, which run it shares, and whether it ran alone after
+    all.
+
+    Args:
+        start: as it was submitted.
+        iterations: the numbers and the sources of its iterations, in order.
+    """
+    known = list(iterations)
+    shared = [each for each in known if each[1]]
+    own = next((number for number, source in known if not source), None)
+    if start is None:
+        return StartFrom(shared[-1][1], shared[-1][0], is_shared=True) if shared else None
+    if start.is_shared:
+        return None if own is not None and start.at is not None and own <= start.at else start
+    return start._replace(at=own - 1) if start.at is None and own is not None else start
 
 
 def files_of(run_dir: Path, parts: Sequence[SubmittedTrial]) -> TrialFiles:

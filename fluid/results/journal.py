@@ -5,8 +5,8 @@ An entry is a JSON object: ``v``, the version; ``what``, the class of an event o
 * :class:`GroupSubmitted`, :class:`GroupRecovered`, :class:`TrialsAdded`, :class:`BudgetExtended`,
   :class:`StopRequested`, :class:`FailRequested`, :class:`PauseRequested`, :class:`ResumeRequested`,
   :class:`TrialForgotten`: what the submitter asked for.
-* :class:`TrialForked`: with which state a trial of another one's starts.
-* :class:`TrialSaved`, :class:`ReportSetBack`: where a trial can be restored from, and from where it could not be.
+* :class:`TrialSaved`, :class:`TrialForked`, :class:`ReportSetBack`: where a trial can be restored from, and from where
+  it could not be.
 * :class:`IterationReported`, :class:`ReportEnd`: how far a trial came, and how it ended.
 * :class:`DeviceAdded`, :class:`NoteDeviceLost`, :class:`NoteResize`: devices and widths, for reports.
 * :class:`ProfileSaved`: a snapshot of what was measured.
@@ -423,16 +423,18 @@ class Replay:
             self._told.durable.pop(trial_id, None)
             self._told.past[trial_id] = history
 
+    def _forked(self, event: TrialForked) -> None:
+        if event.checkpoint is not None and (history := self._history(event.trial_id)) is not None:
+            self._told.forked[event.trial_id] = event.checkpoint.iteration
+            self._saved(TrialSaved(event.at, event.trial_id, None, event.checkpoint))
+            self._change(event.trial_id, reported=max(history.reported, event.checkpoint.iteration))
+
     def _saved(self, event: TrialSaved) -> None:
         history, checkpoint = self._history(event.trial_id), event.checkpoint
         if history is not None and (history.checkpoint is None or checkpoint.iteration >= history.checkpoint.iteration):
             self._change(event.trial_id, checkpoint=checkpoint)
             if not checkpoint.in_memory:
                 self._told.durable[event.trial_id] = checkpoint
-
-    def _forked(self, event: TrialForked) -> None:
-        if event.checkpoint is not None:
-            self._told.forked[event.trial_id] = event.checkpoint.iteration
 
     def _set_back(self, command: ReportSetBack) -> None:
         checkpoint = command.checkpoint

@@ -156,13 +156,13 @@ class GroupResults:
         for line in lines.there(self.end):
             if (reported := line.value) is None or reported is BROKEN:
                 continue
-            trial = trial_of(reported.trial_id)
-            if trial is not None and trial.is_shared_run:
-                continue
-            config: Any = trial
-            if trial is None:
-                forgotten = self._configs() if forgotten is None else forgotten
-                config = forgotten.get(reported.trial_id, {})
+            config: Any = trial_of(reported.trial_id)
+            if config is None:
+                forgotten = self._lines() if forgotten is None else forgotten
+                line_of = forgotten.get(reported.trial_id, {})
+                if line_of.get("is_shared_run") is True:
+                    continue  # The trials that share it have its iterations.
+                config = known if isinstance(known := line_of.get("config"), dict) else {}
             yield Result(
                 trial_id=reported.trial_id,
                 iteration=reported.number,
@@ -176,13 +176,10 @@ class GroupResults:
                 config=config,
             )
 
-    def _configs(self) -> dict[str, Mapping[str, Any]]:
+    def _lines(self) -> dict[str, Mapping[str, Any]]:
+        """The lines of the group's trials in ``trials.jsonl``, by trial."""
         entries = (line.entry for line in JsonLines(self.folder / TRIALS, read=as_written).there())
-        return {
-            entry["trial"]: entry["config"]
-            for entry in entries
-            if entry.get("group") == self.group_id and "trial" in entry and isinstance(entry.get("config"), dict)
-        }
+        return {entry["trial"]: entry for entry in entries if entry.get("group") == self.group_id and "trial" in entry}
 
 
 @dataclass

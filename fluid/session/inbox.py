@@ -72,7 +72,6 @@ class GroupInbox(ChangeWaits):
         "_last_end",
         "_open",
         "_reports",
-        "_shared_runs",
         "_tracker",
         "deadline",
         "group",
@@ -80,6 +79,7 @@ class GroupInbox(ChangeWaits):
         "has_forgotten",
         "listener",
         "outcomes",
+        "shared_runs",
         "shows",
     )
 
@@ -110,15 +110,16 @@ class GroupInbox(ChangeWaits):
         self._clock_offset = 0.0
         self._last_end: float | None = None
         self._tracker = BestTracker(group.search)
-        self._shared_runs: frozenset[str] = frozenset()
         for trial in group.active:
-            self._enter(trial)
+            self._tracker.enter(trial)
         #: How often a trial has come to be shown otherwise.
         self.shows = 0
         #: When the first iteration of this session began, how many have ended, and the sum of their seconds.
         self._began_at: float | None = None
         self._ended = 0
         self._ended_seconds = 0.0
+        #: Runs that trials share, by id, of which the submitter hears as of these.
+        self.shared_runs: frozenset[str] = frozenset()
         #: Why the session ended; ``None`` while it goes on.
         self._broken: BaseException | None = None
 
@@ -224,25 +225,24 @@ class GroupInbox(ChangeWaits):
             first_start=self._began_at,
             results=self._ended,
             result_seconds=self._ended_seconds,
-            shared_runs=self._shared_runs,
+            shared_runs=self.shared_runs,
         )
 
     def take(self, notice: TrialNotice) -> None:
         """Takes what the engine reports of a trial of the group."""
+        if notice.trial_id in self.shared_runs and isinstance(notice, (Report, ReportStart, ReportEnd)):
+            if isinstance(notice, Report):
+                self._count(notice)
+            return
         _TAKERS[type(notice)](self, notice)
 
     def reopen(self, trial_id: str) -> None:
         """Makes waiters wait for a trial too, which was added or extended."""
         trial = self._trial_of(trial_id)
         if trial is not None:
-            self._enter(trial)
+            self._tracker.enter(trial)
         self._open = self._open or {}
         self._open[trial_id] = None
-
-    def _enter(self, trial: Trial) -> None:
-        self._tracker.enter(trial)
-        if trial.is_shared_run:
-            self._shared_runs |= {trial.id}
 
     def note_seeds(self, trials: Mapping[Trial, TrialPayload]) -> None:
         """Takes the seeds of trials."""
@@ -269,7 +269,6 @@ class GroupInbox(ChangeWaits):
             place = self._tracker.place_of(trial_id)
             self._forgotten[trial_id] = submitted_trial(trial, self.group_id, text, failure, place, seeds)
         self._tracker.forget(trial_id)
-        self._shared_runs -= {trial_id}
         if trial is not None:
             self.change(self.group.remove, trial_id)
 
@@ -346,7 +345,7 @@ class GroupInbox(ChangeWaits):
             self._call_listener("on_left", trial_id)
 
     def _take_start(self, start: ReportStart) -> None:
-        if self.listener is not None and start.trial_id not in self._shared_runs:
+        if self.listener is not None:
             self._call_listener("on_start", start.trial_id)
 
     def _take_set_back(self, report: ReportSetBack) -> None:
@@ -363,20 +362,11 @@ class GroupInbox(ChangeWaits):
 
     def _take_result(self, report: Report) -> None:
         trial = self._trial_of(report.trial_id)
-        for iteration, at, seconds, metrics in report.iterations:
-            if trial is not None:
+        if trial is not None:
+            for iteration, _, _, metrics in report.iterations:
                 self._tracker.hear(trial, iteration, metrics.numbers)
-            if report.source:
-                continue
-            self._began_at = at - seconds if self._began_at is None else min(self._began_at, at - seconds)
-            # The seconds of the only result of a group are that object.
-            self._ended_seconds = self._ended_seconds + seconds if self._ended_seconds else seconds
         if not report.source:
-            self._ended += report.count
-            end = report.at + self._clock_offset
-            self._last_end = end if self._last_end is None else max(self._last_end, end)
-        if report.trial_id in self._shared_runs:
-            return
+            self._count(report)
         if self.listener is None:
             self._keep(report, trial)
             self.notify(_RESULTS)
@@ -384,6 +374,16 @@ class GroupInbox(ChangeWaits):
         for iteration, _, seconds, metrics in report.iterations:
             result = _result(report.trial_id, trial, iteration, seconds, metrics, report, report.usage)
             self._call_listener("on_result", result)
+
+    def _count(self, report: Report) -> None:
+        """Counts iterations and their time; those that were run once for several trials count once."""
+        for _, at, seconds, _ in report.iterations:
+            self._began_at = at - seconds if self._began_at is None else min(self._began_at, at - seconds)
+            # The seconds of the only result of a group are that object.
+            self._ended_seconds = self._ended_seconds + seconds if self._ended_seconds else seconds
+        self._ended += report.count
+        end = report.at + self._clock_offset
+        self._last_end = end if self._last_end is None else max(self._last_end, end)
 
     def _keep(self, report: Report, trial: Trial | None) -> None:
         place = _ran_at(report.width, report.device_ids, report.rows, report.source)
@@ -394,8 +394,8 @@ class GroupInbox(ChangeWaits):
         ]
 
     def _take_end(self, end: ReportEnd) -> None:
-        state, is_shared_run = end.state, end.trial_id in self._shared_runs  # Of which its submitter is told nothing.
-        if end.failure is not None and not is_shared_run:
+        state = end.state
+        if end.failure is not None:
             self._failures = self._failures or {}
             self._failures[end.trial_id] = end.failure
         self._tracker.end(end.trial_id, state)
@@ -403,7 +403,7 @@ class GroupInbox(ChangeWaits):
         if not self._open:
             self._open = _NOTHING  # An empty dict keeps the room that its members took.
             self.wake()
-        if self.listener is not None and not is_shared_run:
+        if self.listener is not None:
             self._call_listener("on_end", end.trial_id, state, end.failure)
 
     def _take_answer(self, answer: ReportCall) -> None:

@@ -188,8 +188,6 @@ class LiveTrials:
         for trial in trials:
             if trial.id not in standing.states:
                 continue  # It was stopped before the group was submitted, or is being submitted.
-            if trial.is_shared_run:
-                continue
             state = ended.get(trial.id, standing.states[trial.id])
             if state.ended or (state is TrialState.PAUSED and trial.id not in standing.set_aside):
                 text = shown_state(state, inbox.outcomes.get(trial.id, standing.outcomes.get(trial.id)), search)
@@ -214,7 +212,7 @@ class LiveTrials:
             part = parts.get(reported.trial_id)
             if part is None:  # It was submitted a moment ago.
                 group = self._inboxes[reported.group_id].group
-                if reported.trial_id not in group or group[reported.trial_id].is_shared_run:
+                if reported.trial_id not in group:
                     continue
                 part = submitted_trial(group[reported.trial_id], reported.group_id, "", None)
             self._results.setdefault(reported.trial_id, []).append(result_of(reported, part))

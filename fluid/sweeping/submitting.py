@@ -121,6 +121,7 @@ class SweepTrials:
             budget=trial.budget,
             trial_id=trial.trial_id,
             follow_up_iterations=follow_up_iterations,
+            start_from=self._plan.starts.get(trial.number),
             **self._plan.trial_options,
         )
         trial.config = made.config  # What runs, whatever the searcher does with what it suggested.

@@ -28,7 +28,7 @@ from fluid.reports.run.timeline import Timeline
 from fluid.reports.story.history import RunHistory
 from fluid.reports.story.story import Storyteller
 from fluid.reports.story.words import StoryLine
-from fluid.results.iterations import FinishedIterations, files_of, shown_iterations
+from fluid.results.iterations import FinishedIterations, files_of, known_start, shown_iterations
 from fluid.results.metrics import is_number
 from fluid.results.run_files import ReplacedError, time_in_files
 from fluid.results.stored_run import StoredRun, read_run
@@ -286,6 +286,7 @@ def _trial_run(
     if search is not None and search.shape is not None:
         shown["budget"] = max(shown["budget"] or 0, search.shape.rungs[-1])
     finished = tuple(iteration for part in parts for iteration in shown_iterations(part, done))
+    shown["start"] = known_start(parts[0].start, ((one.number, one.source) for one in finished))
     return TrialRun(**{**shown, "trial_id": name}, finished=finished, files=files_of(path, parts))
 
 

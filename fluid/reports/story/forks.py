@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from fluid.display.format import count, duration
@@ -44,12 +45,16 @@ def forked_line(entry: Entry, name_of: NameOf) -> StoryLine:
     return StoryLine(entry.at, "forked", f"{text} to {medium_name(checkpoint)} in {duration(seconds)}", facts)
 
 
-def shared_line(iterations: Sequence[StoredIteration], name_of: NameOf) -> StoryLine:
-    """Which iterations of a trial another one has run, for all whose configs agree until then."""
-    first, last, source = iterations[0].number, iterations[-1].number, name_of(iterations[-1].source)
-    numbers = f"iteration {first} is that" if first == last else f"iterations {first} to {last} are those"
-    text = f"{numbers} of the shared run {source!r}, which ran them for all trials that agree until then"
-    return StoryLine(iterations[-1].end, "shared", text, {"first": first, "last": last, "source": source})
+def shared_lines(iterations: Sequence[StoredIteration], name_of: NameOf) -> list[StoryLine]:
+    """Which iterations of a trial another one has run, for all whose configs agree until then; a line for each one."""
+    found = []
+    for source, of_source in groupby(iterations, key=lambda each: each.source):
+        run = list(of_source)
+        first, last, name = run[0].number, run[-1].number, name_of(source)
+        numbers = f"iteration {first} is that" if first == last else f"iterations {first} to {last} are those"
+        text = f"{numbers} of the shared run {name!r}, which ran them for all trials that agree until then"
+        found.append(StoryLine(run[-1].end, "shared", text, {"first": first, "last": last, "source": name}))
+    return found
 
 
 def awaits_text(start: Mapping[str, Any], name_of: NameOf, done: int) -> str:

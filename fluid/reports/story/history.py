@@ -164,6 +164,11 @@ def is_elsewhere(paused: Entry) -> bool:
     return paused.fields.get("why") in (ELSEWHERE, "extended")
 
 
+def is_awaiting(why: str) -> bool:
+    """Whether a trial is queued for the state from which it starts, and not for a device."""
+    return why.startswith(("waits for the state of", "waits for its start state"))
+
+
 def why_paused(paused: Entry) -> str:
     """Why a trial rests, in words."""
     return _WORDS.get(str(paused.fields.get("why")), "paused by the user")
@@ -434,7 +439,9 @@ class RunHistory:
         trial = str(entry.fields["trial_id"])
         self.paused.discard(trial)
         self._leave(trial, entry.at)
-        self._wait(trial, entry.at)
+        self._end_wait(trial, entry.at)
+        if not is_awaiting(str(entry.fields.get("why"))):
+            self._wait(trial, entry.at)
 
     def _paused(self, entry: Entry) -> None:
         trial = str(entry.fields["trial_id"])

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from fluid.display.format import count, duration
 from fluid.reports.analysis.cohorts import predicted_text
 from fluid.reports.analysis.restores import set_up_words
-from fluid.reports.story.forks import awaits_text, forked_line, shared_line, starts_from
-from fluid.reports.story.history import UNUSABLE, Entry, RunHistory, Stay, is_elsewhere, why_paused
+from fluid.reports.story.forks import awaits_text, forked_line, shared_lines, starts_from
+from fluid.reports.story.history import UNUSABLE, Entry, RunHistory, Stay, is_awaiting, is_elsewhere, why_paused
 from fluid.reports.story.waits import SHORTEST_WAIT, WaitTeller, fusing_ended
 from fluid.reports.story.words import (
     StoryLine,
@@ -135,7 +135,7 @@ class _Story:
         found += fusing_ended(self._history, self._trial, self._iterations)
         found += self._stands()
         found += self._ran(found)
-        found += [shared_line(self._shared, self._teller.name_of)] if self._shared else []
+        found += shared_lines(self._shared, self._teller.name_of)
         # What waits and iterations began at the same time as an entry follows it.
         found.sort(key=lambda line: line.at)
         if not self._ended and self._entries:
@@ -340,6 +340,10 @@ class _Story:
         if why in ("extended", "resumed by the user"):  # Another entry says so.
             return None
         facts = {"iteration": iteration, "kind": kind, "failures": fields.get("failures")}
+        if why.startswith("starts from the state"):  # Another entry says so.
+            return None
+        if is_awaiting(why):
+            return StoryLine(entry.at, "awaits", why, facts)
         if kind is None:
             event = "paused" if why.startswith(("waits to go on", "made room for")) else f"queued again ({why})"
             return StoryLine(entry.at, "queued", f"{event}; it goes on {after_iteration(iteration)}", facts)

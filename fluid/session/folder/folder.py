@@ -449,6 +449,7 @@ def _stored_fields(trial: Trial) -> dict[str, Any]:
         "chdir": trial.chdir,
         "start_from": trial.start_from,
         "prefix": trial.prefix,
+        "is_shared_run": trial.is_shared_run,
     }
 
 
@@ -465,10 +466,10 @@ def _shared(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _facts(trial: Trial, payload: TrialPayload) -> dict[str, Any]:
     """What reports show of a trial."""
     facts = {"config": payload.shown_config, "key": trial.key, "seeds": _seeds(payload)}
-    if trial.is_shared_run:
-        facts["is_shared_run"] = True
     if trial.start_from is not None:
         facts["start"] = {name: value for name, value in trial.start_from._asdict().items() if value}
+    if trial.is_shared_run:
+        facts["is_shared_run"] = True
     if trial.shown is None:
         return facts
     shown = {"shown": trial.shown.trial_id, "iterations": trial.shown.iterations, "metrics": trial.shown.metrics}
