@@ -238,7 +238,7 @@ def run(
         FluidError: the executor was closed.
     """
     called = _CLOCK.now()
-    points, starts = with_starts(points)
+    configs, starts = with_starts(points)
     own: dict[str, Any] = {"deadline": deadline, "run_dir": run_dir, "devices": devices, "join": join or None}
     own |= {"loggers": loggers or None, "metrics_port": metrics_port, "if_exists": if_exists}
     objects = {"sharing": sharing, "goals": goals, "keep": keep, "output": output}
@@ -264,7 +264,7 @@ def run(
     if searcher is not None:
         if earlier is not None:
             raise InvalidFieldError("resume", resume, "cannot be with a searcher, whose library has its own state")
-        constants, known_space = _checked_constants(searcher, space, points), None
+        constants, known_space = _checked_constants(searcher, space, configs), None
     else:
         constants, known_space = {}, make_space(space)
         sampler_seed = seed_in_force(seed)
@@ -273,9 +273,9 @@ def run(
                 raise InvalidFieldError("resume", resume, "cannot be with TPE on a function of an Optuna trial")
             # What it suggested followed from what was done by then.
             done = [trial.config for trial in earlier.trials]
-            points = [*done, *(points[len(done) :] if isinstance(points, Sequence) else ())]
+            configs = [*done, *(configs[len(done) :] if isinstance(configs, Sequence) else ())]
             sampler_seed = _seed_behind(sampler_seed, len(done)) if done and sampler_seed is not None else sampler_seed
-        searcher = _make_searcher(algorithm, known_space, compared, sampler_seed, points)
+        searcher = _make_searcher(algorithm, known_space, compared, sampler_seed, configs)
     iterations = require_integer("budget", budget, at_least=1)
     eta = require_integer("eta", eta, at_least=2)
     rungs = rungs_of(iterations, eta, require_integer("min_budget", min_budget, at_least=1, at_most=iterations))
@@ -309,7 +309,7 @@ def run(
         seed=seed_in_force(seed),
         goes_on=not is_given,
         space=known_space,
-        points=points,
+        points=configs,
         starts=starts,
         takes_other_code=code == "new",
     )

@@ -500,7 +500,7 @@ class TrialGroupHandle:
         changed = {} if config is None else own_config(config)
         if fork_id is None:
             taken = self._forks_of.setdefault(trial_id, itertools.count(1))
-            fork_id = next(made for number in taken if (made := f"{trial_id}.{number}") not in self._group)
+            fork_id = next(name for number in taken if (name := f"{trial_id}.{number}") not in self._group)
         start = StartFrom(trial_id, None if at is None else require_integer("at", at, at_least=1))
         made = Trial(
             parent.trainable,

@@ -149,7 +149,8 @@ def spec_of(
     if not elastic and (widens_replayed or trial.max_width is not None) and is_only_replayed(trial.trainable):
         elastic = getattr(trial.trainable, "fluid_elastic", None) is None
     shares = trial.devices is not None and trial.devices < 1.0
-    fusible = is_fusible(trial.trainable)
+    # A step of several rows does not tell which of them has asked for what its trials do not agree on.
+    fusible = is_fusible(trial.trainable) and not trial.is_shared_run
     gang = not elastic and trial.devices is not None and trial.devices >= 2
     return TrialSpec(
         trial_id=trial.id,
