@@ -469,8 +469,9 @@ def _unpickle(stored: Mapping[str, StoredTrial], written: WrittenLines) -> tuple
                 if trial.trainable not in trainables:
                     broken[trial.trainable] = problem
         problems[trial_id] = problem
-        trials[trial_id] = Trial(
-            partial(_raise_lost, problem), trial.load_config(), shown=written.shown.get(trial_id), **trial.fields
+        shown, stand_in = written.shown.get(trial_id), partial(_raise_lost, problem)
+        trials[trial_id] = Trial.of_checked(
+            {"trainable": stand_in, "config": trial.load_config(), "shown": shown, **trial.fields}
         )
     for problem in dict.fromkeys(problems.values()):
         ids = [trial_id for trial_id, one in problems.items() if one == problem]
