@@ -262,7 +262,8 @@ class TrialGroupHandle:
         that they had then.
         """
         standing, ended = self._session.standing([self._inbox.group_id]), self._inbox.states
-        return {trial_id: ended.get(trial_id, state) for trial_id, state in standing.states.items()}
+        states, shared = standing.states.items(), self._inbox.shared_runs
+        return {trial_id: ended.get(trial_id, state) for trial_id, state in states if trial_id not in shared}
 
     @property
     def failures(self) -> dict[str, Failure]:
