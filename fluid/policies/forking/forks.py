@@ -130,7 +130,8 @@ class Forks(Policy):
         if start.checkpoint is not None:
             self._copy(trial, wish, start.checkpoint)
         elif start.is_shared and start.at is not None and trial.progress.budget <= start.at:
-            return  # All its iterations are those of its parent.
+            if trial.calls or trial.restored_for_call:  # All its iterations are those of its parent, but for what a call makes of its state.
+                self._fail(trial, "a method of it was called")
         elif parent is None:
             self._fail(trial, f"{start.parent!r}, from which it was to start, was forgotten")
         elif isinstance(wish.asked, Checkpoint) or self._may_answer(parent, wish.asked):
@@ -193,6 +194,10 @@ class Forks(Policy):
         start = trial.spec.start
         wish = self._wishes.get(start.parent if start.checkpoint is None else "", {}).get(trial.trial_id)
         found = event.checkpoint
+        if found is not None and parent is not None and found.iteration > parent.progress.reported:
+            if wish is not None:  # Of a lane that the parent has left, whose last iterations do not count.
+                wish.asked = None
+            return
         if found is None or (start.at is not None and found.iteration != start.at):
             if wish is not None:
                 self._refused(trial, wish, event)
