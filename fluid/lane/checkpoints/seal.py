@@ -15,12 +15,15 @@ import os
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from fluid._private_files import open_private
 
 #: The file, within a checkpoint, that holds the seal: ``{"files": {path: [bytes, CRC-32]}}``.
 SEAL = "seal.json"
+#: The file, within a checkpoint, with the lane's part of a trial's state.
+LANE_STATE = "lane.pkl"
 #: Bytes read at a time: first, and then.
 _SMALL, _BUFFER = 1 << 14, 1 << 18
 #: Errors of opening or reading a file that say nothing about the file.
@@ -40,6 +43,23 @@ def seal(folder: str) -> int:
     with open_private(os.path.join(folder, SEAL), "w", encoding="utf-8") as file:
         json.dump({"files": sums}, file)
     return sum(length for length, _ in sums.values())
+
+
+def unseal(folder: str, name: str) -> None:
+    """Removes a file from a checkpoint, and from its seal, if it is there; no other checkpoint changes.
+
+    Raises:
+        OSError, ValueError: the seal cannot be read or written.
+    """
+    path = os.path.join(folder, name)
+    if os.path.lexists(path):
+        with open(os.path.join(folder, SEAL), encoding="utf-8") as file:
+            sums = json.load(file)["files"]
+        os.unlink(path)
+        os.unlink(os.path.join(folder, SEAL))  # It may be another one's, too.
+        sums.pop(name, None)
+        with open_private(os.path.join(folder, SEAL), "w", encoding="utf-8") as file:
+            json.dump({"files": sums}, file)
 
 
 def sealed_bytes(folder: str) -> int | None:
@@ -68,11 +88,12 @@ def freed_bytes(folder: str) -> int:
 
 
 def _sharers(folder: str) -> int:
-    # All files are shared, or none: the seal stands for them.
-    try:
-        return max(1, os.stat(os.path.join(folder, SEAL)).st_nlink)
-    except OSError:
-        return 1
+    # All files are shared, or none, but for the seal of one that was kept: these stand for them.
+    found = 1
+    for name in (SEAL, LANE_STATE):
+        with suppress(OSError):
+            found = max(found, os.stat(os.path.join(folder, name)).st_nlink)
+    return found
 
 
 def damage_of(folder: str) -> str | None:

@@ -25,6 +25,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fluid.lane.checkpoints.files import (
+    LinkedCopies,
     checkpoint_name,
     checkpoints_like,
     copy_as,
@@ -156,18 +157,18 @@ class CheckpointStore:
         Raises:
             OSError, shutil.Error: the original is gone or damaged, or the disk is full.
         """
-        with locked_for_reading(path) as exists:
-            if not exists:
-                raise FileNotFoundError(f"the checkpoint of iteration {iteration_of(path)} is gone: {path}")
-            if (damage := damage_by_lengths(path)) is not None:
-                raise OSError(f"the checkpoint of iteration {iteration_of(path)} is damaged: {damage}")
-            in_memory, size = self.is_in_memory(path), sealed_bytes(path) or 0
-            root = self._memory(child) if in_memory else self._disk(child)
-            try:
-                return Stored(share(path, root, self._free_name(child, iteration_of(path))), in_memory, size)
-            except OSError:  # Other disks, another user's files, too many links to one, no links at all.
-                name = self._free_name(child, iteration_of(path))
-                return Stored(copy_as(path, self._disk(child), name), False, size)
+        iteration, in_memory = iteration_of(path), self.is_in_memory(path)
+        if os.path.isdir(path) and (damage := damage_by_lengths(path)) is not None:
+            raise OSError(f"the checkpoint of iteration {iteration} is damaged: {damage}")
+        root = self._memory(child) if in_memory else self._disk(child)
+        try:
+            made = share(path, root, self._free_name(child, iteration))
+        except OSError:  # It is being read; other disks, another user's files, too many links, no links at all.
+            with locked_for_reading(path) as exists:
+                if not exists:
+                    raise FileNotFoundError(f"the checkpoint of iteration {iteration} is gone: {path}") from None
+                made = copy_as(path, self._disk(child), self._free_name(child, iteration))
+        return Stored(made, self.is_in_memory(made), sealed_bytes(made) or 0)
 
     def fork_saved(self, child: str, parent: str, path: str) -> Stored:
         """As :meth:`fork`, also of a checkpoint that has moved since; copies the parent's own folder, too.
@@ -423,11 +424,12 @@ def _move_to_disk(memory_folder: str, run_folder: str) -> dict[str, str]:
     """Copies the last two checkpoints of each trial to disk; returns why one could not be, by its path."""
     saved = {trial.name: newest_in(trial.path) for trial in _entries(memory_folder) if not trial.name.startswith(".")}
     left: dict[str, str] = {}
+    copies = LinkedCopies()
     for rank in range(_KEPT):  # The newest of every trial come first, in case the disk fills up.
         for name, checkpoints in saved.items():
             for checkpoint in checkpoints[rank : rank + 1]:
                 try:
-                    copy_checked(checkpoint, checkpoints_folder(run_folder, name))
+                    copy_checked(checkpoint, checkpoints_folder(run_folder, name), copies=copies)
                 except (OSError, shutil.Error) as error:
                     if os.path.isdir(checkpoint):
                         left[checkpoint] = _why(error)
