@@ -231,3 +231,17 @@ def test_files_that_cannot_be_copied_leave_no_part_of_them(tmp_path: Path, monke
     with pytest.raises(OSError, match="No space left"):
         copy_trial_files(str(tmp_path), "a", "b")
     assert list(Path(own_folder(str(tmp_path), "b")).parent.iterdir()) == []
+
+
+def test_what_a_trial_is_about_to_start_from_is_summed_before_it_leaves_memory(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    start = store.save_start("b", "a", 3, write)
+    assert start.in_memory and damage_of(start.path) is None and start.bytes == SIZE
+    folder = MemoryFolder(str(tmp_path / "memory"), str(tmp_path / "run"))
+    place = folder.to_disk(folder.scan()[0][0])
+    assert place is not None and damage_of(place) is None
+    Path(place, "state", "data").write_bytes(b"z" * SIZE)
+    assert damage_of(place) == "state/data has changed since it was written"
+    again = store.save_start("c", "a", 3, write).path
+    os.truncate(Path(again, "state", "data"), 1)
+    assert store.persist(again) and "has 1 bytes" in str(damage_of(again)), "what is damaged stays so"

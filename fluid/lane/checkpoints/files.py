@@ -18,6 +18,7 @@ from fluid.lane.checkpoints.paths import checkpoints_folder, trial_folder_name
 from fluid.lane.checkpoints.seal import (
     LANE_STATE,
     SEAL,
+    complete_seal,
     damage_by_lengths,
     damage_of,
     is_of_the_process,
@@ -259,6 +260,7 @@ def copy_atomically(
     # Each copy has a draft of its own: a lane and the host may copy the same checkpoint at the same time.
     draft = _made_in(target, lambda: tempfile.mkdtemp(prefix=f".{name}.", dir=target))
     try:
+        complete_seal(checkpoint)
         copies = copies or LinkedCopies()
         copies.begin()
         shutil.copytree(checkpoint, draft, dirs_exist_ok=True, copy_function=copies.copy)
@@ -300,6 +302,7 @@ def copy_as(checkpoint: str, root: str, name: str) -> str:
     Raises:
         OSError, shutil.Error: it cannot be copied, as the disk is full, say.
     """
+    complete_seal(checkpoint)
     return _make_alike(checkpoint, root, name, shutil.copy2)
 
 
@@ -380,15 +383,15 @@ def copy_checked(
     copy_atomically(checkpoint, target, require_whole, copies)
 
 
-def write_atomically(root: str, name: str, write: Callable[[str], None]) -> tuple[str, int]:
-    """Writes a checkpoint's folder, atomically; returns its path and size in bytes."""
+def write_atomically(root: str, name: str, write: Callable[[str], None], *, summed: bool = True) -> tuple[str, int]:
+    """Writes a checkpoint's folder, atomically, sealed as :func:`seal` says; returns its path and size in bytes."""
     path = os.path.join(root, name)
     draft = os.path.join(root, f".{name}")
     try:
         _made_in(root, lambda: os.mkdir(draft, 0o700))
         write(draft)
         close_to_others(draft)
-        size = seal(draft)
+        size = seal(draft, summed=summed)
         os.rename(draft, path)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)

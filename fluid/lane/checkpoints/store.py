@@ -103,6 +103,7 @@ class CheckpointStore:
         *,
         durable: bool = False,
         keep: bool = False,
+        summed: bool = True,
     ) -> Stored:
         """Writes a checkpoint and deletes the trial's obsolete ones, except those that outlive the run.
 
@@ -112,13 +113,14 @@ class CheckpointStore:
             write: fills the empty folder it is given; called a second time, for disk, if memory is too small.
             durable: whether to write to disk at once.
             keep: whether to write to disk, where it outlives the run.
+            summed: whether its files are summed at once, also in memory.
 
         Raises:
             Exception: what ``write`` raised when writing to disk.
         """
         self._written += 1
         name = checkpoint_name(iteration, self._lane_id, self._written)
-        stored = None if durable or keep else self._save_in_memory(trial_id, name, write)
+        stored = None if durable or keep else self._save_in_memory(trial_id, name, write, summed=summed)
         if stored is None:
             folder, size = write_atomically(self._kept(trial_id) if keep else self._disk(trial_id), name, write)
             stored = Stored(folder, False, size)
@@ -141,7 +143,7 @@ class CheckpointStore:
         """As :meth:`save`, of the state of a trial, the parent, from which another one, the child, is to start."""
         self._sizes[child] = self._sizes.get(parent, 0)
         try:
-            return self.save(child, iteration, write)
+            return self.save(child, iteration, write, summed=False)
         finally:
             self.forget_resident(child)  # It starts in any lane.
 
@@ -338,14 +340,16 @@ class CheckpointStore:
                 os.rmdir(root)
         self.forget_resident(trial_id)
 
-    def _save_in_memory(self, trial_id: str, name: str, write: Callable[[str], None]) -> Stored | None:
+    def _save_in_memory(
+        self, trial_id: str, name: str, write: Callable[[str], None], *, summed: bool = True
+    ) -> Stored | None:
         """Writes a checkpoint to memory; returns ``None`` if it does not fit, and what is there is worth more."""
         expected, ledger = self._sizes.get(trial_id, 0), self._ledger
         reserve = functools.partial(ledger.reserve, expected)
         if not self._has_space(expected) or not ledger.await_room(reserve, expected, folder_name(trial_id)):
             return None
         try:
-            path, size = write_atomically(self._memory(trial_id), name, write)
+            path, size = write_atomically(self._memory(trial_id), name, write, summed=summed)
         except BaseException as error:
             self._ledger.correct(-expected)
             if not isinstance(error, Exception):
