@@ -274,6 +274,15 @@ def test_rehearsals_of_a_shared_run_count_its_iterations_once(shared: Path) -> N
     assert [each.device_seconds for each in outcome.played] == [2.0, 2.0]
 
 
+def test_rehearsals_of_a_fork_have_what_its_parent_had_done(forked: Path) -> None:
+    """What it reports goes on from there: it would be a guess without."""
+    a, child = read_records(forked, "loss", "min").trials
+    assert [*child.iterations] == [1, 2, 3, 4, 5, 6]
+    assert [child.iterations[number].metrics for number in (1, 2, 3)] == [
+        a.iterations[number].metrics for number in (1, 2, 3)
+    ]
+
+
 def test_the_time_axis_does_not_go_back_with_shared_iterations(tmp_path: Path) -> None:
     """They are reported once the trial has forked, maybe long after they ended: that is no reset of the clock."""
     starts = StartFrom(SHARED, 2, is_shared=True)
