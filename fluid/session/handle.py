@@ -502,6 +502,11 @@ class TrialGroupHandle:
             taken = self._forks_of.setdefault(trial_id, itertools.count(1))
             fork_id = next(name for number in taken if (name := f"{trial_id}.{number}") not in self._group)
         start = StartFrom(trial_id, None if at is None else require_integer("at", at, at_least=1))
+        if budget is None and at is not None and at >= parent.budget:
+            reason = (
+                f"leaves nothing to do of the budget of trial {trial_id!r}, {parent.budget} iterations: give budget="
+            )
+            raise InvalidFieldError("at", at, reason)
         made = Trial(
             parent.trainable,
             {**parent.config, **changed},
