@@ -20,7 +20,7 @@ from fluid.rehearsal.outcome import outcomes_of
 from fluid.rehearsal.run_records import read_records
 from fluid.reports.figures.forks import lineages
 from fluid.reports.page.data import page_data
-from fluid.reports.run.loader import load_run
+from fluid.reports.run.loader import RunReader, load_run
 from fluid.resources import Device
 from fluid.results.best import BestTracker
 from fluid.results.runs import summarize
@@ -330,6 +330,25 @@ def test_the_page_shows_forks_and_shared_runs(shared: Path) -> None:
     assert [each["id"] for each in data["shared"]] == [SHARED]
     assert data["trials"] == 2
     assert {segment[0] for segment in data["segments"]} == {0, 1, 2}
+
+
+def test_a_page_reads_on_while_a_shared_run_goes_on(tmp_path: Path) -> None:
+    starts = StartFrom(SHARED, 4, is_shared=True)
+    folder = Folder(tmp_path / "run", [trial("a", 6, starts), trial(SHARED, 4)])
+    folder.runs(SHARED, [1], at=0.0)
+    folder.runs("a", [1], at=0.0, source=SHARED)
+    reader = RunReader(folder.path)
+    reader.read()
+    folder.runs(SHARED, [2], at=1.0)
+    folder.runs("a", [2], at=1.0, source=SHARED)
+    run = reader.read_on()
+    folder.close()
+    assert run is not None
+    assert [(each.trial_id, each.iterations, each.device_seconds) for each in run.rows] == [
+        ("a", 2, 0.0),
+        (SHARED, 2, 2.0),
+    ]
+    assert (run.makespan, run.groups[0].device_seconds) == (2.0, 2.0)
 
 
 def test_lines_to_children_cross_no_others(tmp_path: Path) -> None:
