@@ -26,7 +26,7 @@ from fluid.reports.analysis.resizes import ResizeGains
 from fluid.reports.analysis.restores import Restores
 from fluid.reports.run.timeline import Timeline
 from fluid.reports.story.words import StoryLine
-from fluid.results.iterations import StoredIteration
+from fluid.results.iterations import StoredIteration, ran_itself
 from fluid.results.metrics import Goal, is_bookkeeping, is_number, known_goals
 from fluid.results.records import TrialFiles
 from fluid.results.submitted import UNFINISHED, GroupLine, SubmittedTrial
@@ -68,9 +68,9 @@ class TrialRun(SubmittedTrial):
         return max((iteration.number for iteration in self.finished), default=0)
 
     @cached_property
-    def own(self) -> tuple[StoredIteration, ...]:
+    def own(self) -> Sequence[StoredIteration]:
         """The finished iterations that it ran itself, in order: time and devices count once, with who used them."""
-        return tuple(iteration for iteration in self.finished if not iteration.source)
+        return ran_itself(self.finished)
 
     @cached_property
     def seconds(self) -> float:
