@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import Browser
 from msgspec import structs
 
 import fluid
@@ -19,6 +20,7 @@ from fluid.rehearsal.outcome import outcomes_of
 from fluid.rehearsal.run_records import read_records
 from fluid.reports.figures.forks import lineages
 from fluid.reports.page.data import page_data
+from fluid.reports.page.html import html_page
 from fluid.reports.run.loader import RunReader, load_run
 from fluid.resources import Device
 from fluid.results.best import BestTracker
@@ -365,3 +367,32 @@ def test_lines_to_children_cross_no_others(tmp_path: Path) -> None:
     found = lineages(run.rows)
     assert [run.rows[each.row].trial_id for each in found] == ["root", "late", "grandchild", "early"]
     assert [(each.at, each.last) for each in found] == [(0, 8), (6, 6), (7, 7), (2, 2)]
+
+
+@pytest.mark.browser
+def test_a_click_on_the_forks_follows_a_trial_and_none_follows_a_shared_run(
+    shared: Path, tmp_path: Path, browser: Browser
+) -> None:
+    """The rows are the shared run, then ``a`` and ``b``, which start at iteration 4 of 6, in the right third."""
+    file = tmp_path / "page.html"
+    file.write_text(html_page([load_run(shared)]), encoding="utf-8")
+    with browser.page(1200, 900) as page:
+        page.open(file)
+        note = "2 of 3 start from another's state; 1 in grey were run once for several trials"
+        assert page.text("#forks-note") == note
+        page.run("document.getElementById('forks').scrollIntoView()")
+        x, y = page.corner("#forks")
+        page.click((x + 1000, y + 8 + 33))
+        assert page.text("#detail h3") == "a"
+        assert f"iterations 1 to 4 are those of the shared run '{SHARED}'" in page.text("#detail")
+        x, y = page.corner("#forks")  # The panel beside it has made it narrower, and maybe moved it.
+        page.move((x + 300, y + 8 + 11))
+        assert page.text("#tooltip").startswith(f"{SHARED}\nto iteration 4")
+        page.click((x + 300, y + 8 + 11))
+        assert page.text("#detail h3") == "a"
+        page.press("Escape")
+        page.run("document.getElementById('gantt').scrollIntoView()")
+        x, y = page.corner("#gantt")
+        page.click((x + 300, y + 20))
+        assert page.run("model.state.chosen") is None
+        assert page.problems == []
