@@ -249,10 +249,12 @@ def test_shared_runs_are_no_trials_of_the_user(shared: Path, capsys: Captured) -
     shown = capsys.readouterr().out
     assert "2 trials on 2 devices" in shown
     assert "2 done; 12 iterations" in shown
+    assert "1 shared run: 8 iterations ran for the 12 of the trials, 67 %" in shown
     assert SHARED not in shown
     main(["report", str(shared), "--json"])
     told = json.loads(capsys.readouterr().out)
     assert [each["trial"] for each in told["trials"]] == ["a", "b"]
+    assert told["iterations_run"] == 8
     assert (told["groups"][0]["trials"], told["groups"][0]["shared_runs"]) == (2, 1)
     assert summarize(shared).trials == {"DONE": 2}
 

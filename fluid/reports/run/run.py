@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fluid.directions import known_mode
-from fluid.display.format import count, duration
+from fluid.display.format import count, duration, percent
 from fluid.packing import PACKINGS
 from fluid.reports.analysis.cohorts import KeyCohorts
 from fluid.reports.analysis.costs import Costs, Paid, goals_in
@@ -334,6 +334,23 @@ class RecordedRun:
     def rows(self) -> tuple[TrialRun, ...]:
         """All trials, then what Fluid has added, to run iterations once for several of them."""
         return (*self.trials, *(shared for group in self.groups for shared in group.shared_runs))
+
+    @cached_property
+    def iterations_run(self) -> int:
+        """Number of iterations that ran: those that were run once for several trials count once."""
+        return sum(len(each.own) for each in self.rows)
+
+    @property
+    def sharing_of_runs(self) -> str:
+        """How many iterations ran for those of the trials, in a line; empty if no trials shared a run."""
+        runs = len(self.rows) - len(self.trials)
+        if not runs:
+            return ""
+        reported = sum(len(trial.finished) for trial in self.trials)
+        ran = f"{count(self.iterations_run, 'iteration')} ran for the {reported:,} of the trials"
+        return f"{count(runs, 'shared run')}: {ran}" + (
+            f", {percent(self.iterations_run / reported)}" if reported else ""
+        )
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
