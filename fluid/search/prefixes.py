@@ -214,13 +214,12 @@ class _Courses:
 
     def __init__(self) -> None:
         self._values = _Values()
-        self._known: dict[Schedule, _Course] = {}
+        self._known: dict[Hashable, _Course] = {}
 
     def of(self, schedule: Schedule) -> _Course:
-        known = self._known.get(schedule)
-        if known is None:
-            known = self._known[schedule] = _Course(schedule, self._values)
-        return known
+        if (key := (schedule, schedule.signs)) not in self._known:
+            self._known[key] = _Course(schedule, self._values)
+        return self._known[key]
 
 
 # -- tree ----------------------------------------------------------------------------------------

@@ -112,6 +112,12 @@ class Schedule:
         points = self._points_until(known)
         return Schedule(tuple(points), tuple(points.values()), self._between, _until=known, _run=run)
 
+    @property
+    def signs(self) -> tuple[str, ...]:
+        """Its zeros, in order: 0.0 and -0.0 are equal, and may compute other values."""
+        values = (*self._values, *(value for _, value in self._arguments))
+        return tuple(repr(value) for value in values if type(value) is float and value == 0.0)
+
     def span(self, iteration: int) -> Span | None:
         """The iterations around this one with one law, with which spans of other schedules are compared.
 
