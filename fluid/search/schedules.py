@@ -22,10 +22,10 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
-from fluid.prefix_end import expect_asks, note_ask
 from fluid.search.conditions import When
 from fluid.search.conversion import convert, require_constant
 from fluid.search.domains import Choice, FloatRange, IntRange
+from fluid.search.prefix_end import expect_asks, note_ask
 from fluid.user_calls import user_call
 from fluid.user_values import is_same_value
 
@@ -58,6 +58,12 @@ class Schedule:
     Two schedules are equal if they are made alike: from the same values at the same iterations, or from the same
     function and arguments. A trial's code asks it by :meth:`at` only: nothing else of it is there in a run that several
     trials share.
+
+    Example:
+        >>> from fluid.search import Schedule, schedule
+        >>> rate: Schedule = schedule({0: 0.1, 20: 0.01})
+        >>> rate, rate.at(20), rate == schedule({20: 0.01, 0: 0.1})
+        (schedule({0: 0.1, 20: 0.01}), 0.01, True)
     """
 
     _starts: tuple[int, ...] = ()
@@ -99,7 +105,7 @@ class Schedule:
 
         Args:
             iterations: how many, from the first one on; at least 1.
-            run: id of the run: what :func:`fluid.prefix_end.asked_beyond` is asked for.
+            run: id of the run: what :func:`fluid.search.prefix_end.asked_beyond` is asked for.
 
         Raises:
             InvalidFieldError: there is none.

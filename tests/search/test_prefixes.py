@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid.prefix_end import PrefixEndedError
+from fluid.errors import PrefixEndedError
 from fluid.search import make_sampler, make_space, schedule
 from fluid.search.prefixes import Fork, Member, PrefixPlan, plan_prefixes
 from fluid.search.schedules import Schedule, schedules_in

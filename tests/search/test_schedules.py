@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid.errors import InvalidFieldError, WrongCallError
-from fluid.prefix_end import PrefixEndedError, asked_beyond
+from fluid.errors import InvalidFieldError, PrefixEndedError, WrongCallError
 from fluid.search import Schedule, choice, loguniform, make_sampler, make_space, schedule, uniform, when
+from fluid.search.prefix_end import asked_beyond
 from fluid.search.schedules import with_schedules
 from fluid.trial_fields import own_config
 from fluid.user_values import is_same_value
