@@ -31,8 +31,8 @@ from fluid.user_values import is_same_value
 
 #: How values between two starts are found.
 _BETWEEN = ("step", "linear")
-#: Most characters of a schedule in a table; a longer one is cut, and has a digest of the rest.
-_LONGEST = 120
+#: Most characters of a schedule's text, of which files make a schedule again; a longer one is cut, and has a digest.
+_LONGEST = 1000
 #: Types whose values have a hash that follows from the value.
 _HASHABLE = (int, float, str, bool, bytes, type(None))
 #: What a text of a schedule begins with.

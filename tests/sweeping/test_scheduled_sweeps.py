@@ -10,7 +10,7 @@ import pytest
 
 import fluid
 from fluid import InvalidFieldError, SweepResult
-from fluid.search import Schedule, schedule
+from fluid.search import Schedule, make_space, schedule, uniform
 from fluid.sweeping.resuming import is_same_config
 from fluid.trainables.json_form import json_form
 
@@ -78,6 +78,16 @@ def test_configs_are_compared_with_those_of_files_name_by_name() -> None:
     ):
         assert not is_same_config({**config, name: value}, stored)
     assert not is_same_config({**config, "new": object()}, stored)
+
+
+def test_drivers_of_a_shared_folder_read_schedules_that_others_were_suggested(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    space = {**SPACE, "lr": schedule({0: uniform(0.1, 0.2), 2: [0.1, 0.01]})}
+    result = run(tmp_path / "run", space, algorithm="tpe", samples=3, join=True)
+    assert all(isinstance(trial.config["lr"], Schedule) for trial in result.trials)
+    assert len({repr(trial.config["lr"]) for trial in result.trials}) == 3
+    for trial in result.trials:
+        assert make_space(space).read(json_form(dict(trial.config))) == trial.config
 
 
 def test_a_function_of_a_trial_gives_schedules_of_what_it_suggests(tmp_path: Path) -> None:
