@@ -31,13 +31,18 @@ _PEERS = {
 DEFAULT_SAMPLES = 64
 
 
+def named(algorithm: object) -> object:
+    """Returns the name of an algorithm that is given by its options; else what was given."""
+    return next((name for name, kind in OPTIONS.items() if isinstance(algorithm, kind)), algorithm)
+
+
 def require_algorithm(name: object, known: Collection[str]) -> str:
     """Returns the name of an algorithm, which may be in capitals, or be given by its options.
 
     Raises:
         InvalidFieldError: there is none of this name.
     """
-    name = next((of_options for of_options, kind in OPTIONS.items() if isinstance(name, kind)), name)
+    name = named(name)
     plain = name.strip().lower() if isinstance(name, str) else ""
     if plain in known:
         return plain
