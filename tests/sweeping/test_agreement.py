@@ -12,7 +12,7 @@ import pytest
 
 from fluid import InvalidFieldError
 from fluid.joint.entries import Founded, entry_of, read_entry
-from fluid.search import AskTell, choice, loguniform, make_sampler, make_space, uniform
+from fluid.search import BOHB, AskTell, choice, loguniform, make_sampler, make_space, uniform
 from fluid.search.algorithms import make_scheduler
 from fluid.search.searchers import SamplerSearcher
 from fluid.search.stop_rules import StopRules, Target
@@ -94,6 +94,11 @@ def test_the_same_is_alike(first: Any) -> None:
         ({}, {"space": {**SPACE, "net": {"act": choice([len, max]), "width": 9}}}, r"space\['net/width'\]: 8; .* 9"),
         ({}, {"space": {"layers": [1, 2], "x": uniform(0.0, 1.0), "net": SPACE["net"]}}, "names in space: x, layers"),
         ({}, {"space": {name: SPACE[name] for name in ("x", "layers")}}, "names in space"),
+        (
+            {"algorithm": "bohb", "options": BOHB(num_samples=8)},
+            {"algorithm": "bohb", "options": BOHB(num_samples=9)},
+            "algorithm: .*num_samples.*8.*; this call says .*9",
+        ),
         ({}, {"trainable": doubled}, "other code: doubled"),
         ({}, {"trainable": partial(train, extra=1)}, "other code: argument extra"),
         ({"space": space_function(1.0)}, {"space": space_function(2.0)}, "other code: high of <lambda>"),
