@@ -289,7 +289,7 @@ def run(
     if samples is None and number is not None and earlier is not None:
         number = max(number, len(earlier.trials))  # The sessions before had a limit of time.
     facts: dict[str, Any] = {"rungs": rungs, "eta": eta, "samples": number, "is_told_once": is_given}
-    facts["one_by_one"] = isinstance(options, BOHB) and options.synchronous
+    facts["one_by_one"] = isinstance(options, BOHB) and options.synchronous and len(rungs) > 1
     plan = SweepPlan(
         trainable=trainable,
         name=name,

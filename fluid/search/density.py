@@ -59,7 +59,7 @@ class BOHB:
         bandwidth_factor: how much wider than the density of the good configs candidates are drawn; 3 by default.
         min_bandwidth: least width of a density, as a share of a hyperparameter's range, at most 1; 0.001 by default.
         synchronous: whether a bracket begins when the one before has ended; ``False``, the default: as soon as a device
-            is free.
+            is free, as with one rung, whose brackets would be single trials.
 
     Raises:
         InvalidFieldError: a field cannot be used; the message names the field and the value.
@@ -121,7 +121,9 @@ class Density:
         )
         self._is_choice = choices > 0
         self._volume = float(np.prod(self.bandwidths[~self._is_choice]))
-        found = np.array([len(np.unique(column)) for column in data.T])
+        found = np.array(
+            [len(np.unique(column)) if several else 2 for column, several in zip(data.T, choices, strict=True)]
+        )
         # As in statsmodels, a choice that none of the configs has is infinitely likely where they all have the same.
         with np.errstate(divide="ignore"):
             self._if_other = self.bandwidths / (found - 1)

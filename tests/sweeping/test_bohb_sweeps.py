@@ -13,6 +13,7 @@ from fluid import FluidExecutor, InvalidFieldError, SweepResult, TrialListener
 from fluid.search import BOHB, loguniform, uniform
 from fluid.search.bohb import BohbSearcher
 from fluid.search.searchers import SearchOutcome
+from fluid.sweeping.algorithms import named
 from tests.sweeping.test_rehearsed import rehearse
 
 SPACE = {"x": uniform(0.0, 1.0)}
@@ -116,6 +117,19 @@ def test_a_bracket_begins_although_all_of_the_one_before_have_failed(executor: F
     )
     assert [trial.state for trial in result.trials[:9]].count("FAILED") >= 3
     assert len(result.trials) == 17
+
+
+def test_with_one_rung_trials_run_side_by_side_also_if_brackets_do_not(executor: FluidExecutor) -> None:
+    starts = Starts()
+    sweep(executor, budget=1, samples=9, algorithm=BOHB(synchronous=True), callbacks=[starts], name="one-rung")
+    search = next(handle for handle in executor.handles if handle.name == "one-rung").search
+    assert search is not None and search.shape is not None and not search.shape.one_by_one
+    assert any(starts.beside.values())
+
+
+def test_a_sweep_is_named_by_its_algorithm(executor: FluidExecutor) -> None:
+    assert sweep(executor, budget=1, samples=1, algorithm=BOHB(num_samples=9)).name.startswith("curve-bohb")
+    assert (named(BOHB()), named("BOHB"), named("asha")) == ("bohb", "BOHB", "asha")
 
 
 @pytest.mark.parametrize(

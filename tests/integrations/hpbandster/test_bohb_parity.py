@@ -203,7 +203,7 @@ def play(space: Any, options: Mapping[str, Any], seed: int, suggestions: int, *,
 
 @pytest.mark.parametrize("space", [floats, numbers, choices, conditional, mixed], ids=lambda space: space.__name__)
 def test_it_suggests_what_hpbandster_does(space: Any) -> None:
-    assert play(space(), {}, seed=1, suggestions=90) > 30
+    assert play(space(), {}, seed=1, suggestions=65) > 20
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_it_suggests_what_hpbandster_does(space: Any) -> None:
 def test_it_suggests_what_hpbandster_does_with_other_options(
     space: Any, staying: float, options: dict[str, Any]
 ) -> None:
-    assert play(space(), options, seed=2, suggestions=80, staying=staying) > 30
+    assert play(space(), options, seed=2, suggestions=65, staying=staying) > 20
 
 
 @pytest.mark.slow
