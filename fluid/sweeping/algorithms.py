@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from fluid.errors import InvalidFieldError, require_integer, require_one_of
-from fluid.search import Searcher
-from fluid.search.algorithms import SYNCHRONOUS
+from fluid.search import BOHB, Searcher
+from fluid.search.algorithms import HYPERBANDS, SYNCHRONOUS
 from fluid.search.rungs import hyperband_shapes
 
 #: Those that compare trials at rungs.
-HALVING = ("asha", "hyperband", "sha")
+HALVING = ("asha", "bohb", "hyperband", "sha")
 ALGORITHMS = (*HALVING, "random", "grid", "tpe")
+#: Those whose configs follow from results.
+LEARNING = ("bohb", "tpe")
+#: The options that say more of an algorithm than its name does; the name stands for the defaults.
+OPTIONS = {"bohb": BOHB}
 #: Those in which no trial waits at a rung, so that a searcher is told of each.
 WITH_SEARCHER = ("asha", "full")
 #: What other libraries call them.
@@ -20,18 +24,25 @@ _PEERS = {
     **dict.fromkeys(("random_search", "randomsearch", "randomized"), "random"),
     **dict.fromkeys(("grid_search", "gridsearch"), "grid"),
     **dict.fromkeys(("asynchyperband", "async_hyperband", "ashascheduler"), "asha"),
+    **dict.fromkeys(("tunebohb", "hyperbandforbohb", "syncbohb", "hpbandster"), "bohb"),
     **dict.fromkeys(("successive_halving", "halving", "synchronous_halving"), "sha"),
 }
 #: Trials of a sweep that nothing else limits.
 DEFAULT_SAMPLES = 64
 
 
+def named(algorithm: object) -> object:
+    """Returns the name of an algorithm that is given by its options; else what was given."""
+    return next((name for name, kind in OPTIONS.items() if isinstance(algorithm, kind)), algorithm)
+
+
 def require_algorithm(name: object, known: Collection[str]) -> str:
-    """Returns the name of an algorithm, which may be in capitals.
+    """Returns the name of an algorithm, which may be in capitals, or be given by its options.
 
     Raises:
         InvalidFieldError: there is none of this name.
     """
+    name = named(name)
     plain = name.strip().lower() if isinstance(name, str) else ""
     if plain in known:
         return plain
@@ -39,6 +50,13 @@ def require_algorithm(name: object, known: Collection[str]) -> str:
         reason = f"must be one of {', '.join(sorted(known))}; did you mean {meant!r}?"
         raise InvalidFieldError("algorithm", name, reason)
     return require_one_of("algorithm", name, known)
+
+
+def options_of(given: object, algorithm: str) -> BOHB | None:
+    """Returns the options of an algorithm: those that were given, or the defaults; ``None`` if it has none."""
+    if (kind := OPTIONS.get(algorithm)) is None:
+        return None
+    return given if isinstance(given, kind) else kind()
 
 
 def samples_of(
@@ -57,9 +75,9 @@ def samples_of(
     given = None if samples is None else require_integer("samples", samples, at_least=1)
     if searcher.size is not None:
         return searcher.size if given is None else min(given, searcher.size)
-    if given is None and algorithm == "hyperband":
+    if given is None and algorithm in HYPERBANDS and len(rungs) > 1:  # With one, a round would be a single trial.
         return sum(shape.sizes[0] for shape in hyperband_shapes(rungs, eta))
-    if given is None and (algorithm == "sha" or not is_limited):
+    if given is None and (algorithm in ("sha", *HYPERBANDS) or not is_limited):
         return DEFAULT_SAMPLES
     return given
 

@@ -126,7 +126,7 @@ def _play_natively(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
     )
 
 
-def _play_bohb(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
+def _play_hpbandster(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
     from fluid.integrations.hpbandster import run as run_hpbandster
 
     benchmark, tried, brackets = sweep.benchmark, 0, 0
@@ -190,6 +190,9 @@ def _report(config: dict[str, Any]) -> None:
     raise NotImplementedError
 
 
-_PLAYERS: dict[str, Callable[[BenchmarkSweep, FluidExecutor], None]] = {"bohb": _play_bohb, "pbt": _play_pbt}
-#: By name: those of :func:`fluid.run`, BOHB by HpBandSter, and PBT by Ray Tune.
+_PLAYERS: dict[str, Callable[[BenchmarkSweep, FluidExecutor], None]] = {
+    "hpbandster-bohb": _play_hpbandster,
+    "pbt": _play_pbt,
+}
+#: By name: those of :func:`fluid.run`, HpBandSter's BOHB, and PBT by Ray Tune.
 ALGORITHMS = (*NATIVE, *_PLAYERS)

@@ -130,7 +130,9 @@ class Forks(Policy):
         if start.checkpoint is not None:
             self._copy(trial, wish, start.checkpoint)
         elif start.is_shared and start.at is not None and trial.progress.budget <= start.at:
-            if trial.calls or trial.restored_for_call:  # All its iterations are those of its parent, but for what a call makes of its state.
+            if (
+                trial.calls or trial.restored_for_call
+            ):  # All its iterations are those of its parent, but for what a call makes of its state.
                 self._fail(trial, "a method of it was called")
         elif parent is None:
             self._fail(trial, f"{start.parent!r}, from which it was to start, was forgotten")
