@@ -28,9 +28,10 @@ from fluid.results.code_changes import code_notes
 from fluid.results.metrics import Goal, goals_of, modes_of
 from fluid.results.run_files import TRIALS, JsonLines, is_used
 from fluid.results.sweep import SweepResult
-from fluid.search import Searcher, Space, make_sampler, make_space
+from fluid.search import PBT, Searcher, Space, make_sampler, make_space
 from fluid.search.algorithms import make_scheduler, shape_for
 from fluid.search.rungs import rungs_of
+from fluid.search.schedulers import RungScheduler
 from fluid.search.searchers import SamplerSearcher
 from fluid.search.space import ConditionalSpace
 from fluid.search.stop_rules import StopArgument, StopRules
@@ -60,6 +61,7 @@ from fluid.sweeping.plan import (
     raise_if_all_failed,
     said_of_earlier,
 )
+from fluid.sweeping.population import make_population
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
 from fluid.user_calls import hint, user_call
@@ -86,7 +88,7 @@ def run(
     metric: str | Sequence[str],
     mode: str | Sequence[str] | None = None,
     samples: int | None = None,
-    algorithm: str = "asha",
+    algorithm: str | PBT = "asha",
     budget: int = 27,
     time_budget_s: float | str | None = None,
     deadline: float | str | None = None,
@@ -150,12 +152,13 @@ def run(
         mode: ``"min"`` or ``"max"``, one per metric; ``None``, the default, for what the metric's name says
             (``docs/sweeps.md``): less is better of ``val_loss``, more of ``accuracy``.
         samples: number of trials. ``None``, the default: all of a grid; one round of Hyperband; else no limit if
-            ``time_budget_s`` or a stop rule ends the sweep (not with ``"sha"``), and 64 if none does. With a
-            ``searcher``: the most that it is asked for.
+            ``time_budget_s`` or a stop rule ends the sweep (not with ``"sha"``), and 64 if none does. Of ``"pbt"``:
+            members, 16 by default. With a ``searcher``: the most that it is asked for.
         algorithm: ``"asha"``, the default, asynchronous successive halving; ``"tpe"``, whose configs Optuna suggests
-            from the results, and whose trials stop at the same rungs; ``"sha"``, synchronous; ``"hyperband"``; or
-            ``"random"`` and ``"grid"``, whose trials all run to the budget, as those of ``"tpe"`` do with several
-            metrics or with ``min_budget`` equal to ``budget``. With a ``searcher``: ``"asha"``, in which no trial waits
+            from the results, and whose trials stop at the same rungs; ``"sha"``, synchronous; ``"hyperband"``;
+            ``"pbt"``, population based training, or :class:`fluid.search.PBT` with its options; or ``"random"`` and
+            ``"grid"``, whose trials all run to the budget, as those of ``"tpe"`` do with several metrics or with
+            ``min_budget`` equal to ``budget``. With a ``searcher``: ``"asha"``, in which no trial waits
             at a rung; or ``"full"``, all trials run to the budget.
         budget: most iterations of a trial; 27 by default. A trainable may end earlier.
         time_budget_s: seconds from the call, or text such as ``"1h"``, after which the sweep ends for now; each trial
@@ -212,7 +215,7 @@ def run(
         eta: one in so many trials continues at each rung, with so many times the iterations; 3 by default.
         min_budget: iterations at the first rung, at least; 1 by default.
         max_concurrent: most trials under way at once; ``None``, the default, for as many as keep the devices busy. Not
-            for ``"sha"`` and ``"hyperband"``, whose rungs start together.
+            for ``"sha"`` and ``"hyperband"``, whose rungs start together, nor for ``"pbt"``.
         trial_options: further fields of each :class:`fluid.Trial`, such as ``{"devices": 2}`` or ``{"chdir": True}``.
         requires: what the sweep's devices must have, as of a :class:`fluid.TrialGroup`; ``None``, the default, for any.
         owner: whose sweep it is, as of a :class:`fluid.TrialGroup`; ``None``, the default, for an owner of its own.
@@ -240,10 +243,14 @@ def run(
     run_dir, limit = asked.get("run_dir"), asked.pop("deadline", None)
     resume = _resumes(resume, asked)
     limit_s = None if limit is None else seconds_until("deadline", limit)
+    options = algorithm
     algorithm = require_algorithm(algorithm, ALGORITHMS if searcher is None else WITH_SEARCHER)
     compared = _checked_goals(metric, mode, algorithm, searcher)
     name = _name_of(trainable, algorithm) if name is None else require_text("name", name)
     joins = _joins(executor, asked)
+    if joins and algorithm == "pbt":
+        reason = "cannot be with algorithm='pbt': its members compare themselves with all others, so one driver has all"
+        raise InvalidFieldError("join", True, reason)
     if joins and resume:
         raise InvalidFieldError("resume", True, "cannot be with join=True, which goes on with what is there by itself")
     if joins and seed is None:
@@ -276,8 +283,14 @@ def run(
     seconds = None if time_budget_s is None else parse_duration("time_budget_s", time_budget_s, zero=True)
     is_limited = seconds is not None or rules.end_sweep
     number = samples_of(algorithm, samples, searcher, is_limited=is_limited, rungs=rungs, eta=eta)
-    if samples is None and number is not None and earlier is not None:
+    if samples is None and number is not None and earlier is not None and algorithm != "pbt":
         number = max(number, len(earlier.trials))  # The sessions before had a limit of time.
+    scheduler: RungScheduler
+    if algorithm == "pbt":
+        assert number is not None
+        scheduler = make_population(options, trainable, known_space, iterations, number, seed_in_force(seed))
+    else:
+        scheduler = make_scheduler(algorithm, rungs=rungs, eta=eta, samples=number, is_told_once=is_given)
     plan = SweepPlan(
         trainable=trainable,
         name=name,
@@ -285,7 +298,7 @@ def run(
         searcher=searcher,
         learns=is_given or algorithm == "tpe",
         constants=constants,
-        scheduler=make_scheduler(algorithm, rungs=rungs, eta=eta, samples=number, is_told_once=is_given),
+        scheduler=scheduler,
         shape=shape_for(algorithm, rungs=rungs, eta=eta, samples=number, is_told_once=is_given),
         rules=rules,
         goals=compared,
@@ -450,7 +463,7 @@ def _checked_goals(metric: Any, mode: Any, algorithm: str, searcher: Any) -> tup
     goals = goals_of(metric, mode)
     if not goals:
         raise InvalidFieldError("metric", metric, "must be the name of a metric that trials report")
-    if len(goals) > 1 and algorithm in HALVING:
+    if len(goals) > 1 and algorithm in (*HALVING, "pbt"):
         reason = f"{algorithm!r} compares trials by one metric; several go with random, grid, tpe and full"
         raise InvalidFieldError("metric", metric, reason)
     return goals

@@ -4,7 +4,8 @@ A search space maps names to distributions, lists of choices and constants, or i
 imports numpy, and Optuna where a space or a sampler needs it. Start reading in :mod:`fluid.search.space`; a new
 sampler goes into :mod:`fluid.search.samplers`, what asks a search library into :mod:`fluid.search.searchers`, and a
 package whose distributions a space takes into :mod:`fluid.search.conversion`. The schedulers (ASHA, Hyperband) are in
-:mod:`fluid.search.schedulers`, what ends a trial or a sweep early in :mod:`fluid.search.stop_rules`.
+:mod:`fluid.search.schedulers`, population based training in
+:mod:`fluid.search.population`, what ends a trial or a sweep early in :mod:`fluid.search.stop_rules`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from fluid.search.conditions import when
 from fluid.search.domains import choice, lograndint, loguniform, randint, uniform
+from fluid.search.population import PBT
 from fluid.search.samplers import Sampler, make_sampler
 from fluid.search.searchers import AskLater, AskTell, Searcher, SearchOutcome
 from fluid.search.space import ConditionalSpace, Space, make_space
@@ -21,6 +23,7 @@ from fluid.search.suggestion import Suggestion
 from fluid.user_calls import missing_name
 
 __all__ = [
+    "PBT",
     "AskLater",
     "AskTell",
     "ConditionalSpace",

@@ -11,7 +11,7 @@ from fluid.search.rungs import hyperband_shapes
 
 #: Those that compare trials at rungs.
 HALVING = ("asha", "hyperband", "sha")
-ALGORITHMS = (*HALVING, "random", "grid", "tpe")
+ALGORITHMS = (*HALVING, "random", "grid", "tpe", "pbt")
 #: Those in which no trial waits at a rung, so that a searcher is told of each.
 WITH_SEARCHER = ("asha", "full")
 #: What other libraries call them.
@@ -21,18 +21,21 @@ _PEERS = {
     **dict.fromkeys(("grid_search", "gridsearch"), "grid"),
     **dict.fromkeys(("asynchyperband", "async_hyperband", "ashascheduler"), "asha"),
     **dict.fromkeys(("successive_halving", "halving", "synchronous_halving"), "sha"),
+    **dict.fromkeys(("population_based_training", "populationbasedtraining", "population"), "pbt"),
 }
 #: Trials of a sweep that nothing else limits.
 DEFAULT_SAMPLES = 64
+#: Members of a population, which is never without limit.
+DEFAULT_MEMBERS = 16
 
 
 def require_algorithm(name: object, known: Collection[str]) -> str:
-    """Returns the name of an algorithm, which may be in capitals.
+    """Returns the name of an algorithm, which may be in capitals, or of an object with its options.
 
     Raises:
         InvalidFieldError: there is none of this name.
     """
-    plain = name.strip().lower() if isinstance(name, str) else ""
+    plain = name.strip().lower() if isinstance(name, str) else getattr(type(name), "algorithm", "")
     if plain in known:
         return plain
     if (meant := _PEERS.get(plain)) in known:
@@ -59,6 +62,8 @@ def samples_of(
         return searcher.size if given is None else min(given, searcher.size)
     if given is None and algorithm == "hyperband":
         return sum(shape.sizes[0] for shape in hyperband_shapes(rungs, eta))
+    if given is None and algorithm == "pbt":
+        return DEFAULT_MEMBERS
     if given is None and (algorithm == "sha" or not is_limited):
         return DEFAULT_SAMPLES
     return given
@@ -68,10 +73,13 @@ def require_concurrency(algorithm: str, max_concurrent: int | None) -> int | Non
     """Returns the most trials under way at once, as the user gave it.
 
     Raises:
-        InvalidFieldError: it is below 1, or the algorithm starts the trials of a rung together.
+        InvalidFieldError: it is below 1, or the algorithm starts trials together, as those of a rung.
     """
     if max_concurrent is None:
         return None
     if algorithm in SYNCHRONOUS:
         raise InvalidFieldError("max_concurrent", max_concurrent, f"{algorithm!r} starts the trials of a rung together")
+    if algorithm == "pbt":
+        reason = "'pbt' starts its members together, and has them advance evenly: give fewer samples"
+        raise InvalidFieldError("max_concurrent", max_concurrent, reason)
     return require_integer("max_concurrent", max_concurrent, at_least=1)

@@ -398,9 +398,13 @@ class SweepLoop(TrialListener):
 
     def _decide(self, trial: SweepTrial, decision: RungDecision) -> None:
         """Does what the scheduler has decided after a trial."""
-        if decision.promoted and self.closing.is_closed:
+        if (decision.promoted or decision.forked) and self.closing.is_closed:
             self._rest(self.closing.reason)
             return
+        for exploit in decision.forked:  # First: one that is promoted may leave the state that is wanted.
+            loser = self.trials.by_number[exploit.trial]
+            self._let_go(loser, TrialState.STOPPED.value)
+            self.trials.fork(loser, self.trials.by_number[exploit.parent], exploit)
         for promotion in decision.promoted:
             self.trials.extend(self.trials.by_number[promotion.trial], promotion.budget, promotion.follow_up_iterations)
         for number in decision.ended:
@@ -449,14 +453,17 @@ class SweepLoop(TrialListener):
         """Takes what an earlier session reported, does what it had no time for, and starts further trials."""
         self.trials.begin_replay()
         for past in earlier.trials:
-            require_same(self._next(), past)
+            if "." not in past.trial_id.removeprefix(self.plan.name):  # Others start from the states of these.
+                require_same(self._next(), past)
         self.trials.remember({past.trial_id: past for past in earlier.trials})
         self._retries = earlier.retries()
         for event in earlier.events:
             self._replay(event)
         self._end_at_budget()
         for past in earlier.trials:
-            trial = self.trials.by_id[past.trial_id]
+            trial = self.trials.by_id.get(past.trial_id)
+            if trial is None:
+                raise other_arguments(past.trial_id, "no member would give up for it: give the same samples and PBT")
             self._follow(past.trial_id, past.budget)
             if past.budget > trial.budget and trial.state == UNFINISHED:
                 why = f"it was to run {past.budget} iterations, and would run {trial.budget}: give the same samples"
