@@ -24,8 +24,10 @@ from fluid.packing import Sharing
 from fluid.policies.owners.deadlines import seconds_until
 from fluid.rehearsal.plan import plan_in_force, seed_in_force
 from fluid.resources import DeviceChoice, Requires
+from fluid.results.best import BestTrial
 from fluid.results.code_changes import code_notes
 from fluid.results.metrics import Goal, goals_of, modes_of
+from fluid.results.records import TrialResult
 from fluid.results.run_files import TRIALS, JsonLines, is_used
 from fluid.results.sweep import SweepResult
 from fluid.search import PBT, Searcher, Space, make_sampler, make_space
@@ -59,7 +61,9 @@ from fluid.sweeping.plan import (
     SweepPlan,
     UnreportedMetricError,
     raise_if_all_failed,
+    require_budgets_beyond,
     said_of_earlier,
+    with_starts,
 )
 from fluid.sweeping.population import make_population
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
@@ -94,7 +98,7 @@ def run(
     deadline: float | str | None = None,
     stop: StopArgument = None,
     seed: int | None = 0,
-    points: Sequence[Mapping[str, Any]] = (),
+    points: Sequence[Mapping[str, Any] | BestTrial | TrialResult] = (),
     searcher: Searcher | None = None,
     name: str | None = None,
     executor: FluidExecutor | None = None,
@@ -174,7 +178,8 @@ def run(
             those of the trials (``docs/running.md``, "Random numbers"); 0 by default, so that the same call tries the
             same configs again. ``None`` draws one in each call; the summary and the report show it. On one device
             without packing, the same seed gives the same decisions, too.
-        points: configs, or parts of configs, to try first.
+        points: configs, or parts of configs, to try first; or trials of earlier sweeps, as ``result.best``, that start
+            from the state of their checkpoint and go on up to ``budget`` iterations in all.
         searcher: suggests the configs, and is told the results: :class:`fluid.search.AskTell`, or the adapter of a
             library (``fluid.integrations.ax``, ``fluid.integrations.smac``); ``None``, the default, to sample
             ``space``.
@@ -236,6 +241,7 @@ def run(
         FluidError: the executor was closed.
     """
     called = _CLOCK.now()
+    configs, starts = with_starts(points)
     own: dict[str, Any] = {"deadline": deadline, "run_dir": run_dir, "devices": devices, "join": join or None}
     own |= {"loggers": loggers or None, "metrics_port": metrics_port, "if_exists": if_exists}
     objects = {"sharing": sharing, "goals": goals, "keep": keep, "output": output}
@@ -253,6 +259,8 @@ def run(
         raise InvalidFieldError("join", True, reason)
     if joins and resume:
         raise InvalidFieldError("resume", True, "cannot be with join=True, which goes on with what is there by itself")
+    if joins and starts:
+        raise InvalidFieldError("points", "a trial", "cannot start from its state with join=True: give its config")
     if joins and seed is None:
         raise InvalidFieldError(
             "seed", None, "cannot be with join=True: all drivers make the same trials from one seed"
@@ -263,7 +271,7 @@ def run(
     if searcher is not None:
         if earlier is not None:
             raise InvalidFieldError("resume", resume, "cannot be with a searcher, whose library has its own state")
-        constants, known_space = _checked_constants(searcher, space, points), None
+        constants, known_space = _checked_constants(searcher, space, configs), None
     else:
         constants, known_space = {}, make_space(space)
         sampler_seed = seed_in_force(seed)
@@ -272,9 +280,9 @@ def run(
                 raise InvalidFieldError("resume", resume, "cannot be with TPE on a function of an Optuna trial")
             # What it suggested followed from what was done by then.
             done = [trial.config for trial in earlier.trials]
-            points = [*done, *(points[len(done) :] if isinstance(points, Sequence) else ())]
+            configs = [*done, *(configs[len(done) :] if isinstance(configs, Sequence) else ())]
             sampler_seed = _seed_behind(sampler_seed, len(done)) if done and sampler_seed is not None else sampler_seed
-        searcher = _make_searcher(algorithm, known_space, compared, sampler_seed, points)
+        searcher = _make_searcher(algorithm, known_space, compared, sampler_seed, configs)
     iterations = require_integer("budget", budget, at_least=1)
     eta = require_integer("eta", eta, at_least=2)
     rungs = rungs_of(iterations, eta, require_integer("min_budget", min_budget, at_least=1, at_most=iterations))
@@ -286,11 +294,14 @@ def run(
     if samples is None and number is not None and earlier is not None and algorithm != "pbt":
         number = max(number, len(earlier.trials))  # The sessions before had a limit of time.
     scheduler: RungScheduler
+    first = rungs[0] if algorithm in HALVING else rungs[-1]
     if algorithm == "pbt":
         assert number is not None
         scheduler = make_population(options, trainable, known_space, iterations, number, seed_in_force(seed))
+        first = scheduler.interval
     else:
         scheduler = make_scheduler(algorithm, rungs=rungs, eta=eta, samples=number, is_told_once=is_given)
+    require_budgets_beyond(starts, algorithm, first)
     plan = SweepPlan(
         trainable=trainable,
         name=name,
@@ -313,7 +324,8 @@ def run(
         seed=seed_in_force(seed),
         goes_on=not is_given,
         space=known_space,
-        points=points,
+        points=configs,
+        starts=starts,
         takes_other_code=code == "new",
     )
     if earlier is not None:

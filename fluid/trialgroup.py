@@ -294,6 +294,8 @@ class Trial(_WithSlots):
     start_from: Any = None
     at: int | None = None
     prefix: bool = True
+    #: Whether it is a run that Fluid adds for trials which agree until an iteration.
+    is_shared_run: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if (

@@ -432,8 +432,9 @@ class SessionState:
         """
         if trial.residence.lane is None:
             trial.progress.go_back_to(trial.residence.restart_at)
-        if trial.held:
-            self.rest(trial, why, kind=kind)
+        trial.awaits = next((text for waits_for in self.policies.waits_for if (text := waits_for(trial))), "")
+        if trial.held or trial.awaits:
+            self.rest(trial, trial.awaits if not trial.held else why, kind=kind)
             return
         self._set_queued(trial, why, kind)
         self.arrivals[trial.row] = trial
@@ -451,13 +452,12 @@ class SessionState:
         self.changed = True
 
     def rest(self, trial: TrialRecord, why: str, *, kind: str | None = None) -> None:
-        """Lets a trial that is held, and that holds nothing any more, wait to be resumed."""
+        """Lets a trial that is held, or has no state to start from yet, wait; it holds nothing any more."""
         if trial.state is not TrialState.PAUSED:
             self.set_state(trial, TrialState.PAUSED, why)
         done, failures = trial.progress.done, trial.limits.failures
-        self.commands.append(
-            NotePaused(trial.trial_id, at=self.now, iteration=done, why=why, kind=kind, failures=failures)
-        )
+        note = NotePaused if trial.held else NoteQueued
+        self.commands.append(note(trial.trial_id, at=self.now, iteration=done, why=why, kind=kind, failures=failures))
         self.lanes.check_memory(trial.residence.lane)  # its state may leave now
 
     def _set_queued(self, trial: TrialRecord, why: str, kind: str | None = None) -> None:
@@ -514,6 +514,7 @@ class SessionState:
         known, trial.restored_for_call = trial.restored_for_call, False
         trial.held = ""
         if state is not TrialState.DONE:
+            trial.awaits = ""
             self.refuse_calls(trial)
             self.commands += newest_to_keep(trial)
         if tells and (state is not TrialState.DONE or not known):

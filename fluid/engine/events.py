@@ -63,6 +63,7 @@ class TrialSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         extends: whether its submitter may extend it once its budget is used up; ``None`` if unknown.
         config: texts of the values of its config by dotted name: they tell which trials may be like it.
         start: the state of another trial from which it starts; ``None`` if it begins afresh.
+        is_shared_run: whether it is no trial of the submitter, but a run that several of these share.
     """
 
     trial_id: str
@@ -84,6 +85,7 @@ class TrialSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     extends: bool | None = None
     config: tuple[tuple[str, str], ...] = ()
     start: StartState | None = None
+    is_shared_run: bool = False
 
     def constraint(self) -> Constraint | None:
         """What the trial asks of its devices; ``None`` if nothing."""
@@ -202,8 +204,9 @@ class Failure:
     Attributes:
         kind: ``"error"`` (it raised), ``"out_of_memory"``, ``"lane_lost"``, ``"timeout"`` (no result in time, twice),
             ``"not_saved"`` (no space to save it as it left a lane), ``"no_device"`` (none is left that could run it),
-            ``"device"`` (it raised, its device answers no more), ``"metric"`` (it reported none), ``"stopped"``, or
-            ``"infeasible"`` (it raised :class:`fluid.Infeasible`, and has not failed).
+            ``"device"`` (it raised, its device answers no more), ``"metric"`` (it reported none), ``"stopped"``,
+            ``"parted"`` (a shared run has asked for what its trials do not agree on), or ``"infeasible"`` (it raised
+            :class:`fluid.Infeasible`, and has not failed).
         message, traceback: one line for people, and the traceback as text; empty if there is none.
         exception: the pickled exception; ``None`` if there is none.
         squeezed: whether other processes than its lane held notably more of a GPU, as memory ran out there, than when

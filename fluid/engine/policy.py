@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+from fluid.engine.commands import Report
 from fluid.engine.events import Event, Failure, IterationDone, TrialStarted
 from fluid.engine.placing.lanes import Company
 from fluid.engine.placing.queue import PlannedTrials
@@ -110,7 +111,18 @@ class Policy:
     def estimates_changed(self, keys: Set[str]) -> None:
         """More is known of the trials of these profile keys."""
 
+    def reported(self, trial: TrialRecord, report: Report) -> None:
+        """A trial's submitter is told of an iteration, or of a run of several."""
+
     # -- the queue -------------------------------------------------------------------------------------------
+
+    def waits_for(self, trial: TrialRecord) -> str:
+        """Why a trial may not be queued yet, for people; empty if it may. Whoever says so queues it later."""
+        return ""
+
+    def stateless(self, trial: TrialRecord, why: str) -> bool:
+        """The state from which a trial was to start will not come; returns whether it goes on all the same."""
+        return False
 
     @property
     def wants_planning(self) -> bool:
@@ -299,6 +311,9 @@ class Policies:
     started: tuple[Callable[[TrialRecord, TrialStarted], None], ...]
     observes: tuple[Callable[[TrialRecord, IterationDone], bool], ...]
     iterated: tuple[Callable[[TrialRecord, IterationDone, int], None], ...]
+    reported: tuple[Callable[[TrialRecord, Report], None], ...]
+    waits_for: tuple[Callable[[TrialRecord], str], ...]
+    stateless: tuple[Callable[[TrialRecord, str], bool], ...]
     left: tuple[Callable[[TrialRecord], None], ...]
     forgotten: tuple[Callable[[TrialRecord], None], ...]
     estimates_changed: tuple[Callable[[Set[str]], None], ...]

@@ -414,6 +414,7 @@ class TrialRecord:
         calls: calls of its methods, in the order requested; those that a lane was told to make come first.
         restored_for_call: whether the trial was done, and goes on only because a call needs its state.
         held: why it does not run until it is resumed: the user paused it, or it is set aside; empty if it may run.
+        awaits: why it does not run until the state from which it starts is there; empty if it waits for none.
         outcome: the outcome that the submitter gave the trial when it stopped it; ``None`` if none.
         counted: as what its group counts it; ``None`` while it has not ended.
         story: the latest transitions, for error messages; of a trial that has ended the last one,
@@ -439,6 +440,7 @@ class TrialRecord:
     calls: tuple[PendingCall, ...] = ()
     restored_for_call: bool = False
     held: str = ""
+    awaits: str = ""
     outcome: TrialState | None = None
     counted: EndedTrial | None = None
     story: tuple[tuple[float, str], ...] = ()
@@ -845,7 +847,7 @@ class Transition(NamedTuple):
 
 TRANSITIONS = (
     Transition(TrialState.QUEUED, TrialState.STARTING, "placed on devices"),
-    Transition(TrialState.QUEUED, TrialState.PAUSED, "paused while it waited"),
+    Transition(TrialState.QUEUED, TrialState.PAUSED, "paused while it waited, or waits for its start state"),
     Transition(TrialState.QUEUED, TrialState.STOPPED, "stopped while it waited"),
     Transition(TrialState.QUEUED, TrialState.FAILED, "fits on no device, or no lane can be started"),
     Transition(TrialState.STARTING, TrialState.RUNNING, "set up, restored or resumed"),
@@ -868,15 +870,17 @@ TRANSITIONS = (
     Transition(TrialState.RESIZING, TrialState.STOPPING, "stop requested"),
     Transition(TrialState.RESIZING, TrialState.FAILED, "failed too often"),
     Transition(TrialState.RESIZING, TrialState.INFEASIBLE, "raised Infeasible"),
-    Transition(TrialState.PAUSED, TrialState.QUEUED, "goes on from the state it kept, or resumed by the user"),
+    Transition(TrialState.PAUSED, TrialState.QUEUED, "goes on from the state it kept, resumed, or has its start state"),
     Transition(TrialState.PAUSED, TrialState.STOPPED, "stopped while the user had it paused"),
-    Transition(TrialState.PAUSED, TrialState.FAILED, "its state could not be saved, or it failed in another driver"),
-    Transition(TrialState.PAUSED, TrialState.INFEASIBLE, "raised Infeasible in another driver"),
-    Transition(TrialState.PAUSED, TrialState.DONE, "another driver has used its budget up"),
+    Transition(
+        TrialState.PAUSED, TrialState.FAILED, "its state could not be saved, or is gone, or it failed elsewhere"
+    ),
+    Transition(TrialState.PAUSED, TrialState.INFEASIBLE, "raised Infeasible elsewhere"),
+    Transition(TrialState.PAUSED, TrialState.DONE, "another driver, or a shared run, has used its budget up"),
     Transition(TrialState.STOPPING, TrialState.STOPPED, "left its last lane"),
     Transition(TrialState.STOPPING, TrialState.FAILED, "left its last lane, and has failed as its submitter judges"),
     Transition(TrialState.DONE, TrialState.QUEUED, "extended, or a call needs its state"),
-    Transition(TrialState.DONE, TrialState.PAUSED, "extended, for another driver to run"),
+    Transition(TrialState.DONE, TrialState.PAUSED, "extended, for another driver or a shared run to run"),
     Transition(TrialState.DONE, TrialState.STOPPED, "stopped after it was done"),
     Transition(TrialState.DONE, TrialState.FAILED, "has failed as its submitter judges"),
 )

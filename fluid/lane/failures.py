@@ -17,6 +17,7 @@ from fluid.lane.output import LaneStreams
 from fluid.lane.protocol import LaneOptions
 from fluid.lane.resident import ResidentTrial, is_not_savable, refusal_of
 from fluid.lane.residents import Residents
+from fluid.prefix_end import PrefixEndedError, asked_beyond
 
 # -- user code -----------------------------------------------------------------------------------
 #
@@ -25,6 +26,8 @@ from fluid.lane.residents import Residents
 
 class UserCode:
     """Runs a trial's code in a ``with`` block; an exception in the block fails the trial and is not raised again.
+
+    So does a value that a shared run is not to know, and that its code has asked for.
 
     Args:
         resident: the trial.
@@ -48,7 +51,10 @@ class UserCode:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if exc is None:
-            return False
+            text = asked_beyond(self._resident.trial_id)
+            if text is None or self._resident.body is None:
+                return False
+            exc = PrefixEndedError(text)  # It has caught the error, and would report what depends on that.
         self.failed = True
         self._fail(self._resident, exc)
         return True
@@ -107,6 +113,8 @@ class LaneFailures:
         """Releases a resident that raised, and reports its failure, of that kind if one is given."""
         raised, is_usable = self.describe(error, resident.iteration)
         raised = replace(raised, kind=kind or raised.kind)
+        if (asked := asked_beyond(resident.trial_id)) is not None:
+            raised = replace(raised, kind="parted", message=asked)
         if self._residents.current is resident:
             self._output.log.write(raised.traceback)  # The log is the first place where people look.
         self._residents.release(resident)

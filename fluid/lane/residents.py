@@ -38,6 +38,7 @@ from fluid.lane.requests import DriverRequests
 from fluid.lane.resident import ResidentTrial, WorkQueue
 from fluid.lane.rows.fused import FusedRows
 from fluid.lane.usage import UsageMeter
+from fluid.prefix_end import PrefixEndedError, asked_beyond
 from fluid.processes.interpreters import merged_path
 from fluid.resources import MemoryNeed
 from fluid.trainables.encoded_metrics import NO_METRICS, encode_metrics
@@ -486,6 +487,8 @@ class Residents:
         begun = self._clock.now()
 
         def at_end(done: Iteration) -> tuple[MemoryNeed | None, Usage]:
+            if (text := asked_beyond(resident.trial_id)) is not None:
+                raise PrefixEndedError(text)
             memory = self.memory.measure([resident])
             usage = self._usage.end(self._clock.now() - begun)
             resident.iteration, resident.finished = done.iteration, done.finished

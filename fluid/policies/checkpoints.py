@@ -28,6 +28,7 @@ from fluid.engine.events import (
     Event,
     RungReached,
     TrialForgotten,
+    TrialForked,
     TrialMoved,
     TrialSaved,
 )
@@ -300,6 +301,7 @@ class CheckpointValues(Policy):
             RungReached: (self.check_reached, self.reached),
             CheckpointPlaced: (None, self.checkpoint_placed),
             TrialSaved: (None, self.saved),
+            TrialForked: (None, self.forked),
             TrialForgotten: (None, self.trial_forgotten),
             TrialMoved: (None, self.moved),
         }
@@ -333,6 +335,11 @@ class CheckpointValues(Policy):
         if (known or asked) and ranking.is_to_be_valued():
             self._due.update(name for *_, name in ranking.ranked if name in known or name in asked)
         self._due.update(name for name in ranking.best_when_nearly_all_came() if name not in self._in_memory)
+
+    def forked(self, event: TrialForked) -> None:
+        """A trial has the state from which it starts."""
+        if event.checkpoint is not None and event.trial_id in self._core.trials:
+            self.saved(TrialSaved(event.at, event.trial_id, None, event.checkpoint))
 
     def saved(self, event: TrialSaved) -> None:
         """A trial has a new checkpoint, or one that was copied to disk."""

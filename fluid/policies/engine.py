@@ -31,6 +31,8 @@ from fluid.policies.checkpoints import CheckpointValues
 from fluid.policies.cohorts import Cohorts
 from fluid.policies.drains import DeviceDemand, Drains, Retirements
 from fluid.policies.elsewhere import Elsewhere
+from fluid.policies.forking.forks import Forks
+from fluid.policies.forking.shared_runs import SharedRuns
 from fluid.policies.fusing.fusing import Fusing
 from fluid.policies.gangs import Reservations
 from fluid.policies.hung import HungTrials
@@ -174,6 +176,9 @@ class EngineState(Engine):
                 Strikes(core, self._failures.device_lost),
                 # What other drivers run comes and goes before anything is paused or placed.
                 Elsewhere(core, self._submissions, self._residency, self._resizing),
+                # What waits for another trial's state is asked for, or given up, before anything is placed.
+                SharedRuns(core, self._submissions, self._lifecycle, self._residency),
+                Forks(core, self._calls),
                 # Trials that the user pauses leave devices that retire, and these then drain.
                 self._user_pauses,
                 self.retirements,

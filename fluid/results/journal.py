@@ -5,7 +5,8 @@ An entry is a JSON object: ``v``, the version; ``what``, the class of an event o
 * :class:`GroupSubmitted`, :class:`GroupRecovered`, :class:`TrialsAdded`, :class:`BudgetExtended`,
   :class:`StopRequested`, :class:`FailRequested`, :class:`PauseRequested`, :class:`ResumeRequested`,
   :class:`TrialForgotten`: what the submitter asked for.
-* :class:`TrialSaved`, :class:`ReportSetBack`: where a trial can be restored from, and from where it could not be.
+* :class:`TrialSaved`, :class:`TrialForked`, :class:`ReportSetBack`: where a trial can be restored from, and from where
+  it could not be.
 * :class:`IterationReported`, :class:`ReportEnd`: how far a trial came, and how it ended.
 * :class:`DeviceAdded`, :class:`NoteDeviceLost`, :class:`NoteResize`: devices and widths, for reports.
 * :class:`ProfileSaved`: a snapshot of what was measured.
@@ -63,6 +64,7 @@ from fluid.engine.events import (
     SessionDraining,
     StopRequested,
     TrialForgotten,
+    TrialForked,
     TrialHistory,
     TrialNotKept,
     TrialsAdded,
@@ -218,7 +220,7 @@ _WRITTEN: dict[str, type] = {
         *_TOLD.values(),
         *(GroupSubmitted, GroupRecovered, TrialsAdded, BudgetExtended, StopRequested, TrialForgotten, TrialSaved),
         *(PauseRequested, ResumeRequested, ReportSetBack, DeviceAdded, NoteDeviceLost, NoteResize, ReportEnd),
-        *(IterationReported, ProfileSaved, FailRequested),
+        *(IterationReported, ProfileSaved, FailRequested, TrialForked),
     )
 }
 
@@ -299,6 +301,7 @@ class Replay:
             ResumeRequested: self._held,
             TrialForgotten: self._forgotten,
             TrialSaved: self._saved,
+            TrialForked: self._forked,
             ReportSetBack: self._set_back,
             IterationReported: self._reported,
             ReportEnd: self._ended,
@@ -410,6 +413,11 @@ class Replay:
             self._told.forgotten.setdefault(group_id, []).append(trial_id)
             self._told.durable.pop(trial_id, None)
             self._told.past[trial_id] = history
+
+    def _forked(self, event: TrialForked) -> None:
+        if event.checkpoint is not None and (history := self._history(event.trial_id)) is not None:
+            self._saved(TrialSaved(event.at, event.trial_id, None, event.checkpoint))
+            self._change(event.trial_id, reported=max(history.reported, event.checkpoint.iteration))
 
     def _saved(self, event: TrialSaved) -> None:
         history, checkpoint = self._history(event.trial_id), event.checkpoint

@@ -17,6 +17,8 @@ FORMS = (
     " or one value, a constant"
 )
 
+#: Else its commas would part choices.
+_SCHEDULE = re.compile(r"\s*schedule\s*[:(]")
 #: A name made of digits, such as that of a fold: no number has zeros before it.
 _HAS_ZEROS = re.compile(r"[+-]?0\d+")
 
@@ -32,6 +34,11 @@ def parse_parameter(text: str, field: str = "space") -> Any:
     Raises:
         InvalidFieldError: it has none of the forms, which the error names.
     """
+    if _SCHEDULE.match(text):
+        reason = "is a schedule, and a script gets its values once, as it starts: give the schedule's numbers names of"
+        raise InvalidFieldError(
+            field, text, f"{reason} their own, such as lr_at_20=0.1,0.01, and follow it in the script"
+        )
     kind, colon, rest = text.partition(":")
     if kind == "choice" and colon:
         return [_choice(part) for part in _choices(field, text, rest)]

@@ -16,6 +16,7 @@ from fluid.search.conditions import when
 from fluid.search.domains import choice, lograndint, loguniform, randint, uniform
 from fluid.search.population import PBT
 from fluid.search.samplers import Sampler, make_sampler
+from fluid.search.schedules import Schedule, schedule
 from fluid.search.searchers import AskLater, AskTell, Searcher, SearchOutcome
 from fluid.search.space import ConditionalSpace, Space, make_space
 from fluid.search.stop_rules import Plateau, Target, TrialPlateau
@@ -29,6 +30,7 @@ __all__ = [
     "ConditionalSpace",
     "Plateau",
     "Sampler",
+    "Schedule",
     "SearchOutcome",
     "Searcher",
     "Space",
@@ -41,6 +43,7 @@ __all__ = [
     "make_sampler",
     "make_space",
     "randint",
+    "schedule",
     "uniform",
     "when",
 ]

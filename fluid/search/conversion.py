@@ -6,6 +6,7 @@ themselves, so that a value is drawn as Ray Tune draws it.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from fluid.search.domains import Choice, Domain, FloatRange, IntRange
 
 _OPTUNA = "optuna.distributions"
 _TUNE = "ray.tune.search.sample"
+#: Types that might mean choices, a range or one value.
+_AMBIGUOUS = (tuple, set, frozenset, range, np.ndarray)
+#: Packages whose distributions are not taken, and would else be constants.
+_OTHER_PACKAGES = ("ConfigSpace", "hyperopt", "nevergrad", "scipy", "skopt")
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,33 @@ def convert(value: object) -> Domain | TuneFunction | None:
     if isinstance(value, Mapping) and list(value) == ["grid_search"]:
         return _grid_search(value["grid_search"])
     return None
+
+
+def require_constant(field: str, value: object) -> object:
+    """Returns a value that is the same in every config.
+
+    Raises:
+        InvalidFieldError: it may mean several things, or is what no config can hold.
+    """
+    kind = type(value).__name__
+    if isinstance(value, _AMBIGUOUS) and not (isinstance(value, np.ndarray) and value.ndim == 0):
+        reason = (
+            f"{'an array' if kind == 'ndarray' else f'a {kind}'} may mean choices, a range or one value; "
+            "write [a, b] for choices, uniform(low, high) for a range, and a list of this one value for a constant"
+        )
+        raise InvalidFieldError(field, value, reason)
+    if inspect.isroutine(value):
+        reason = (
+            "a function is not a value; use a function of an Optuna trial for the whole space, Ray Tune's "
+            "sample_from, or a list of this one function for a constant"
+        )
+        raise InvalidFieldError(field, value, reason)
+    if hasattr(value, "__next__"):
+        raise InvalidFieldError(field, value, "an iterator is not a value; write a list for choices")
+    if type(value).__module__.split(".")[0] in _OTHER_PACKAGES:
+        reason = f"a {kind} is not a distribution that Fluid knows; use Optuna's, Ray Tune's or those of fluid.search"
+        raise InvalidFieldError(field, value, reason)
+    return value
 
 
 def _optuna_float(source: Any) -> FloatRange:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +12,9 @@ import numpy as np
 
 from fluid.errors import InvalidFieldError
 from fluid.search.conditions import Condition, When, idle_names, in_order, parents_first
-from fluid.search.conversion import TuneFunction, convert
+from fluid.search.conversion import TuneFunction, convert, require_constant
 from fluid.search.domains import Choice, Domain, FloatRange, IntRange
+from fluid.search.schedules import NAME, Schedule, ScheduleNode
 from fluid.trial_fields import require_finite
 from fluid.user_values import is_equal_value
 
@@ -20,10 +22,6 @@ Path = tuple[str, ...]
 
 #: Stands for a value that a config does not have.
 _ABSENT = object()
-#: Types that might mean choices, a range or one value.
-_AMBIGUOUS = (tuple, set, frozenset, range, np.ndarray)
-#: Packages whose distributions are not taken, and would else be constants.
-_OTHER_PACKAGES = ("ConfigSpace", "hyperopt", "nevergrad", "scipy", "skopt")
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,7 @@ class Space:
         paths: every name, also those of constants, with its keys.
         constants: values that are the same in every config, by name; an empty dict of a nested space is one.
         conditions: with which values of others a name is in a config at all, parents before children.
+        schedules: schedules whose values are among these, by name; the values have names below it (``lr/20``).
     """
 
     domains: Mapping[str, Domain]
@@ -53,6 +52,7 @@ class Space:
     paths: Mapping[str, Path]
     constants: Mapping[str, Any]
     conditions: tuple[Condition, ...] = ()
+    schedules: Mapping[str, ScheduleNode] = dataclasses.field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -73,7 +73,10 @@ class Space:
         found = {}
         for name in self.domains:
             value: Any = config
-            for key in self.paths[name]:
+            for depth, key in enumerate(self.paths[name]):
+                node = self.schedules.get(_name(self.paths[name][:depth])) if self.schedules else None
+                if node is not None and value is not _ABSENT:
+                    value = _values_in(node, value)
                 value = value.get(key, _ABSENT) if isinstance(value, Mapping) else _ABSENT
             if value is not _ABSENT:
                 found[name] = value
@@ -110,8 +113,27 @@ class Space:
                 _set(config, path, {} if type(value) is dict else value)
             elif name in values:
                 _set(config, path, values[name])
-        self._compute(config, [name for name in self.functions if name not in values and name in paths])
-        return _in_order(config, paths.values())
+        waiting = [name for name in self.functions if name not in values and name in paths]
+        if not self.schedules:
+            self._compute(config, waiting)
+            return _in_order(config, paths.values())
+        whole = [name for name in self.schedules if not any(one.startswith(f"{name}/") for one in waiting)]
+        self._make_schedules(config, whole)  # What is computed may ask them.
+        self._compute(config, waiting)
+        self._make_schedules(config, [name for name in self.schedules if name not in whole])
+        above = (path[:-1] if _name(path[:-1]) in self.schedules else path for path in paths.values())
+        return _in_order(config, dict.fromkeys(above))
+
+    def _make_schedules(self, config: dict[str, Any], names: Sequence[str]) -> None:
+        """Puts schedules in the place of their values."""
+        for name in names:
+            path = next(path for path in self.paths.values() if _name(path[:-1]) == name)[:-1]
+            within: Any = config
+            for key in path[:-1]:
+                within = within.get(key, {})
+            if path[-1] in within:  # Else a condition does not hold.
+                node, parts = self.schedules[name], within[path[-1]]
+                within[path[-1]] = node.made({part: parts[part] for part in node.parts if part in parts})
 
     def check_point(self, field: str, point: object) -> dict[str, Any]:
         """The values by name of a config, or of a part of one, that the user gave.
@@ -136,18 +158,21 @@ class Space:
         for key, value in point.items():
             where, path = f"{field}[{key!r}]", (*above, key)
             name = next((name for name, known in self.paths.items() if known == path), None)
-            if name is None and any(known[: len(path)] == path for known in self.paths.values()):
+            if name is None and isinstance(key, str) and _name(path) in self.schedules:
+                yield from self._point_values(where, self.schedules[_name(path)].values_of(where, value), path)
+            elif name is None and any(known[: len(path)] == path for known in self.paths.values()):
                 if not isinstance(value, Mapping):
                     raise InvalidFieldError(where, value, "must be a dict, as in the space")
                 yield from self._point_values(where, value, path)
             elif name is None:
                 raise InvalidFieldError(where, value, f"is not in the space, which has {', '.join(self.paths)}")
             elif name in self.domains:
-                yield name, self.domains[name].check(where, value)
+                yield name, self.domains[name].check(where, _read_again(self.domains[name], value))
             elif name in self.functions:
                 yield name, value
             else:
-                Choice((self.constants[name],)).check(where, value)
+                constant = Choice((self.constants[name],))
+                constant.check(where, _read_again(constant, value))
 
     def _compute(self, config: dict[str, Any], waiting: list[str]) -> None:
         """Sets the values of ``sample_from``; one may need another, in whatever order they stand."""
@@ -213,9 +238,9 @@ def make_space(space: object) -> Space | ConditionalSpace:
     """Reads a search space.
 
     A mapping has a value for each name: an Optuna distribution, a domain of Ray Tune or of :mod:`fluid.search`, a list
-    of choices, a constant, a mapping again, or one of these under a condition
-    (:func:`~fluid.search.conditions.when`). Tuples, sets and arrays are refused, because they could mean choices, a
-    range or one value.
+    of choices, a constant, a schedule (:func:`~fluid.search.schedules.schedule`), a mapping again, or one of these
+    under a condition (:func:`~fluid.search.conditions.when`). Tuples, sets and arrays are refused, because they could
+    mean choices, a range or one value.
 
     Args:
         space: the mapping, or a function of an Optuna trial.
@@ -239,8 +264,9 @@ write [a, b] for choices, uniform(low, high) for a range, and a list of this one
         made = Space(
             domains={_name(one.path): one.value for one in found if one.kind == "domain"},
             functions={_name(one.path): one.value for one in found if one.kind == "function"},
-            paths=_named(one.path for one in found),
+            paths=_named(one.path for one in found if one.kind != "schedule"),
             constants={_name(one.path): one.value for one in found if one.kind == "constant"},
+            schedules={_name(one.path): one.value for one in found if one.kind == "schedule"},
         )
         return replace(made, conditions=_conditions_of(found, made)) if any(one.whens for one in found) else made
     if inspect.isroutine(space) or (callable(space) and not isinstance(space, type)):
@@ -257,8 +283,8 @@ class _Entry(NamedTuple):
 
     Attributes:
         path: its keys.
-        kind: ``"domain"``, ``"function"`` or ``"constant"``.
-        value: the domain, the function or the constant.
+        kind: ``"domain"``, ``"function"``, ``"constant"`` or ``"schedule"``, whose parts are entries, too.
+        value: the domain, the function, the constant or the schedule.
         whens: what it depends on, each with the path of the dict in which it stands.
     """
 
@@ -285,13 +311,18 @@ def _read(space: Mapping[Any, Any], above: Path, under: tuple[tuple[Path, When],
             whens, value = (*whens, (above, value)), value.then
             if isinstance(value, Mapping | list | tuple):
                 require_finite(field_of(path), value)
+        if isinstance(value, ScheduleNode):
+            yield _Entry(path, "schedule", value, ())
+            yield from _read(value.parts, path, whens)
+            continue
         domain = _read_domain(path, value)
         if domain is not None:
             yield _Entry(path, "function" if isinstance(domain, TuneFunction) else "domain", domain, whens)
         elif isinstance(value, Mapping) and value:
             yield from _read(value, path, whens)
         else:
-            yield _Entry(path, "constant", {} if isinstance(value, Mapping) else _constant(path, value), whens)
+            constant = {} if isinstance(value, Mapping) else require_constant(field_of(path), value)
+            yield _Entry(path, "constant", constant, whens)
 
 
 def _conditions_of(entries: Sequence[_Entry], space: Space) -> tuple[Condition, ...]:
@@ -359,28 +390,21 @@ def _holds_domain(value: object) -> bool:
         return any(_holds_domain(one) for one in value.values())
     if isinstance(value, list | tuple):
         return any(_holds_domain(one) for one in value)
-    return isinstance(value, FloatRange | IntRange | Choice | When) or convert(value) is not None
+    return isinstance(value, FloatRange | IntRange | Choice | When | ScheduleNode) or convert(value) is not None
 
 
-def _constant(path: Path, value: object) -> object:
-    kind = type(value).__name__
-    if isinstance(value, _AMBIGUOUS) and not (isinstance(value, np.ndarray) and value.ndim == 0):
-        reason = (
-            f"{'an array' if kind == 'ndarray' else f'a {kind}'} may mean choices, a range or one value; "
-            "write [a, b] for choices, uniform(low, high) for a range, and a list of this one value for a constant"
-        )
-        raise InvalidFieldError(field_of(path), value, reason)
-    if inspect.isroutine(value):
-        reason = (
-            "a function is not a value; use a function of an Optuna trial for the whole space, Ray Tune's "
-            "sample_from, or a list of this one function for a constant"
-        )
-        raise InvalidFieldError(field_of(path), value, reason)
-    if hasattr(value, "__next__"):
-        raise InvalidFieldError(field_of(path), value, "an iterator is not a value; write a list for choices")
-    if type(value).__module__.split(".")[0] in _OTHER_PACKAGES:
-        reason = f"a {kind} is not a distribution that Fluid knows; use Optuna's, Ray Tune's or those of fluid.search"
-        raise InvalidFieldError(field_of(path), value, reason)
+def _values_in(node: ScheduleNode, value: Any) -> Mapping[str, Any]:
+    """The values of a schedule's parts in a config; none if the config is of another space."""
+    try:
+        return node.values_of(NAME, value)
+    except InvalidFieldError:
+        return {}
+
+
+def _read_again(domain: Domain, value: object) -> object:
+    """The schedule among choices of which a file had the text."""
+    if isinstance(value, str) and value.startswith(NAME) and isinstance(domain, Choice):
+        return next((one for one in domain.choices if isinstance(one, Schedule) and repr(one) == value), value)
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -27,6 +28,7 @@ from fluid.session.session import Session
 from fluid.session.status import GroupStatus
 from fluid.session.status_reader import Standing
 from fluid.trainables.pickling import dump_arguments
+from fluid.trial_fields import StartFrom, own_config
 from fluid.trialgroup import Search, Shown, Trial, TrialState
 
 if TYPE_CHECKING:
@@ -116,6 +118,11 @@ def _place(best: BestSoFar) -> str:
 # -- handle --------------------------------------------------------------------------------------
 
 
+#: The fields that a fork has from the trial from whose state it starts.
+_INHERITED = (
+    *("priority", "max_width", "memory", "retry_errors", "iteration_timeout_s", "requires", "devices", "threads"),
+    *("isolation", "chdir", "prefix", "profile_key"),
+)
 #: Most seconds to wait for checkpoints that are still being saved.
 _PATIENCE = 60.0
 
@@ -145,6 +152,8 @@ class TrialGroupHandle:
         self._group = inbox.group
         self._requests = session.requests(inbox)
         self._live = LiveTrials(session, [inbox])
+        #: Numbers of forks, by the trial from whose state they start.
+        self._forks_of: dict[str, itertools.count[int]] = {}
 
     def __repr__(self) -> str:
         return group_text(self._session.group_status(self._inbox.group_id), self._session.run_dir)
@@ -453,6 +462,55 @@ class TrialGroupHandle:
             added[trial.id] = trial
         if added:
             self._requests.add(list(added.values()))
+
+    def fork(
+        self,
+        trial_id: str,
+        config: Mapping[str, Any] | None = None,
+        at: int | None = None,
+        *,
+        budget: int | None = None,
+        fork_id: str | None = None,
+    ) -> str:
+        """Adds a trial that starts from the state of another one, which goes on as it was.
+
+        Its iterations count on from there. It has the other's trainable and fields, and a copy of its
+        :func:`fluid.trial_dir`. It runs as soon as the state is saved and a device is free.
+
+        Args:
+            trial_id: a trial of this group, whose trainable can be saved.
+            config: hyperparameters that differ from the other's; ``None``, the default, for none.
+            at: iterations done by the state; ``None``, the default, for the newest one: of a trial that runs, that at
+                the end of its iteration. The other trial may still have to come there; one that is beyond it must have
+                kept a checkpoint of it.
+            budget: iterations of the new trial in all, those of the state included; ``None``, the default, for as many
+                as the other's.
+            fork_id: the new trial's id; ``None``, the default, for the other's with a number.
+
+        Returns:
+            The new trial's id.
+
+        Raises:
+            InvalidFieldError: the trial is unknown, cannot be saved, or has no state of that iteration and will have
+                none; the budget is used up by the state's iterations; or the new id is taken.
+        """
+        self._require_known(trial_id)
+        parent = self._group[trial_id]
+        changed = {} if config is None else own_config(config)
+        if fork_id is None:
+            taken = self._forks_of.setdefault(trial_id, itertools.count(1))
+            fork_id = next(name for number in taken if (name := f"{trial_id}.{number}") not in self._group)
+        start = StartFrom(trial_id, None if at is None else require_integer("at", at, at_least=1))
+        made = Trial(
+            parent.trainable,
+            {**parent.config, **changed},
+            budget=parent.budget if budget is None else budget,
+            trial_id=fork_id,
+            start_from=start,
+            **{name: getattr(parent, name) for name in _INHERITED},
+        )
+        self.add(made)
+        return fork_id
 
     def call(self, trial_id: str, method: str, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Calls a method of a trial's trainable, in the trial's lane, between two of its iterations.

@@ -79,6 +79,7 @@ class GroupInbox(ChangeWaits):
         "has_forgotten",
         "listener",
         "outcomes",
+        "shared_runs",
         "shows",
     )
 
@@ -117,6 +118,8 @@ class GroupInbox(ChangeWaits):
         self._began_at: float | None = None
         self._ended = 0
         self._ended_seconds = 0.0
+        #: Runs that trials share, by id, of which the submitter hears as of these.
+        self.shared_runs: set[str] = set()
         #: Why the session ended; ``None`` while it goes on.
         self._broken: BaseException | None = None
 
@@ -226,6 +229,8 @@ class GroupInbox(ChangeWaits):
 
     def take(self, notice: TrialNotice) -> None:
         """Takes what the engine reports of a trial of the group."""
+        if notice.trial_id in self.shared_runs and isinstance(notice, (Report, ReportStart, ReportEnd)):
+            return
         _TAKERS[type(notice)](self, notice)
 
     def reopen(self, trial_id: str) -> None:

@@ -68,6 +68,7 @@ from fluid.session.specs import (
     warn_of_unfusible,
     with_requirements,
 )
+from fluid.session.starts import SharedTrials, require_no_start, share_prefixes, start_state
 from fluid.session.status import GroupStatus, Status
 from fluid.session.status_reader import Standing, StatusReader, standing_of
 from fluid.session.trial_records import TrialRecords
@@ -285,6 +286,8 @@ class Session:
         self._next_group = 0
         #: Numbers of the trials, in order of submission.
         self._numbers = itertools.count()
+        #: Numbers of the runs that trials share.
+        self._shared_runs = itertools.count()
         self._pump = Pump(state, backend, folder, facts, keep, goals, membership, quiet)
         self._keeper = self._pump.keeper
         self.clock: Clock = backend  # Of its events; a hold makes it stand still.
@@ -459,7 +462,8 @@ class Session:
             changes: what of the trials' code has changed since.
         """
         once = Submission()
-        self._numbers = itertools.count(len(left.trial_ids))
+        self._numbers = itertools.count(left.submitted_trials)
+        self._shared_runs = itertools.count(len(left.trial_ids))
         payloads = {
             group_id: self._payloads(group.trials.values(), once, left.seeds) for group_id, group in left.groups.items()
         }
@@ -489,6 +493,7 @@ class Session:
                 offset = left.results.axis.offsets[-1] + self._folder.shift
                 inbox.take_over(ended, left.recovered.failures, results, offset, trackers[event.group_id])
                 inbox.outcomes, inbox.has_forgotten = left.recovered.outcomes, bool(event.forgotten)
+                inbox.shared_runs.update(past.trial.trial_id for past in event.trials if past.trial.is_shared_run)
                 inbox.note_seeds(payloads[event.group_id])
                 self._pump.inboxes[event.group_id] = inbox
                 self._next_group = max(self._next_group, int(event.group_id) + 1)
@@ -609,19 +614,33 @@ class Session:
     ) -> tuple[dict[Trial, TrialPayload], tuple[TrialSpec, ...]]:
         """Pickles trials of a group, and says what the engine is to know of them."""
         trials = with_requirements(trials, group)
-        payloads = self._payloads(trials, group.submission or Submission())
-        return payloads, tuple(self._spec(trial, group.search) for trial in trials)
+        if self._pump.joint is not None:
+            require_no_start(trials)
+            shared = SharedTrials(trials, {})
+        else:
+            shared = share_prefixes(trials, lambda: f"{group.name}-shared-{next(self._shared_runs):05d}")
+        payloads = self._payloads(shared.trials, group.submission or Submission(), roots=shared.roots)
+        return payloads, tuple(self._spec(trial, group.search) for trial in shared.trials)
 
     def _content(self, payloads: Mapping[Trial, TrialPayload]) -> GroupContent:
         return NOT_SHARED if self._pump.joint is None else GroupContent.of(payloads)
 
     def _payloads(
-        self, trials: Iterable[Trial], submission: Submission, known: Mapping[str, Seeds] = MappingProxyType({})
+        self,
+        trials: Iterable[Trial],
+        submission: Submission,
+        known: Mapping[str, Seeds] = MappingProxyType({}),
+        roots: Mapping[str, str] = MappingProxyType({}),
     ) -> dict[Trial, TrialPayload]:
-        """Pickles trials; those without known seeds, by id, get the seeds of the next place in the order."""
+        """Pickles trials; those without known seeds, by id, get the seeds of the next place in the order.
+
+        Those that share a run, and the run, get the seeds of the first of them, whose id is in ``roots``.
+        """
+        trials = list(trials)
+        places = {trial.id: next(self._numbers) for trial in trials if not (trial.is_shared_run or trial.id in known)}
 
         def process_of(trial: Trial) -> TrialProcess:
-            seeds = known.get(trial.id) or submission.origin.seeds(next(self._numbers))
+            seeds = known.get(trial.id) or submission.origin.seeds(places[roots.get(trial.id, trial.id)])
             alone = self.isolating.isolates(trial, fusible=is_fusible(trial.trainable))
             return TrialProcess(trial.threads, seeds, trial.chdir, alone)
 
@@ -636,6 +655,7 @@ class Session:
             isolating=self.isolating,
             search=search,
             widens_replayed=self._widens_replayed,
+            start=start_state(trial, self.run_dir),
         )
 
     def _adapted(self, spec: TrialSpec, trial: Trial | None) -> TrialSpec:
@@ -652,6 +672,7 @@ class Session:
     def _take_in(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:
         """Registers trials that the engine has accepted with the backend, and writes them."""
         inbox.note_seeds(payloads)
+        inbox.shared_runs.update(trial.id for trial in payloads if trial.is_shared_run)
         for trial, payload in payloads.items():
             rule = self._keeper.admit(inbox.group_id, inbox.group.search, trial)
             self.backend.register(trial.id, payload if rule is None else replace(payload, keep=rule))

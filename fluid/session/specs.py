@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from fluid._logs import logger_of
 from fluid.backends.base import Backend
 from fluid.devices.constraints import describe
-from fluid.engine.events import PLAIN_TERMS, GroupTerms, TrialSpec
+from fluid.engine.events import PLAIN_TERMS, GroupTerms, StartState, TrialSpec
 from fluid.errors import InvalidFieldError, require_number
 from fluid.keeping import bytes_text
 from fluid.lane.process.script import dump_script, read_script
@@ -21,6 +21,7 @@ from fluid.policies.engine import EngineState
 from fluid.policies.fusing.groups import text_of
 from fluid.policies.owners.deadlines import ON_MISS, GivenDeadline, deadline_of, weight_of
 from fluid.resources import Requires
+from fluid.search.schedules import Schedule
 from fluid.shared_data.parameters import dump_with_parameters
 from fluid.trainables.captures import LARGE_CAPTURE, Capture, captures_in
 from fluid.trainables.payload import TrainablePayload, TrialPayload, trainable_payload, trial_payload
@@ -127,6 +128,7 @@ def spec_of(
     isolating: Isolating,
     search: Search | None,
     widens_replayed: bool = False,
+    start: StartState | None = None,
 ) -> TrialSpec:
     """Returns what the engine is to know of a trial.
 
@@ -138,6 +140,7 @@ def spec_of(
         search: what its group's search algorithm optimizes; ``None`` if none submits it.
         widens_replayed: whether the user has given ``max_width``, so that trials which are only replayed, and do not
             say whether they are elastic, stand for elastic ones.
+        start: the state from which it starts.
 
     Raises:
         InvalidFieldError: it is to have a process of its own, and shares one by an option of the executor.
@@ -146,7 +149,8 @@ def spec_of(
     if not elastic and (widens_replayed or trial.max_width is not None) and is_only_replayed(trial.trainable):
         elastic = getattr(trial.trainable, "fluid_elastic", None) is None
     shares = trial.devices is not None and trial.devices < 1.0
-    fusible = is_fusible(trial.trainable)
+    # A step of several rows does not tell which of them has asked for what its trials do not agree on.
+    fusible = is_fusible(trial.trainable) and not trial.is_shared_run
     gang = not elastic and trial.devices is not None and trial.devices >= 2
     return TrialSpec(
         trial_id=trial.id,
@@ -166,6 +170,8 @@ def spec_of(
         fusible=fusible,
         isolated=isolating.isolates(trial, fusible=fusible),
         extends=None if search is None else search.extends,
+        start=start,
+        is_shared_run=trial.is_shared_run,
         config=tuple(
             (name, text_of(value))
             for name, value in dotted(trial.config if trial.shown is None else trial.shown.config)
@@ -175,12 +181,12 @@ def spec_of(
 
 
 def _is_short(value: object) -> bool:
-    """Whether a value may part trials into cohorts: a number, a name or a few of these, and no data set."""
+    """Whether a value may part trials into cohorts: a number, a name, a schedule or a few of these, no data set."""
     if isinstance(value, str):
         return len(value) <= _LONGEST_NAME
     if isinstance(value, list | tuple):
         return len(value) <= _MOST_VALUES and all(map(_is_short, value))
-    return value is None or isinstance(value, numbers.Number)
+    return value is None or isinstance(value, numbers.Number | Schedule)
 
 
 # -- payloads ------------------------------------------------------------------------------------

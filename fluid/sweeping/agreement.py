@@ -13,6 +13,7 @@ from typing import Any
 from fluid._version import __version__
 from fluid.errors import InvalidFieldError
 from fluid.joint.entries import Founded
+from fluid.search.schedules import functions_in
 from fluid.search.space import ConditionalSpace, Space
 from fluid.search.suggestion import Suggestion
 from fluid.session.joint.content import differing
@@ -51,6 +52,8 @@ def arguments_of(plan: SweepPlan, first: Suggestion | None) -> Mapping[str, str]
         of_domains = {name: _inside(domain) for name, domain in plan.space.domains.items()}
         for name, value in {**of_domains, **plan.space.constants}.items():
             found[f"space[{name!r}]"] = text_of(value)
+        for name, node in plan.space.schedules.items():
+            found[f"space[{name!r}]"] = repr(node)
         for condition in plan.space.conditions:
             found[f"space[{condition.child!r}] depends on {condition.parent}"] = text_of(condition.values)
     if plan.constants:
@@ -69,6 +72,9 @@ def codes_of(plan: SweepPlan) -> dict[str, TrainableCode]:
         functions |= {
             f"space[{name!r}]": getattr(one.source, "func", one.source) for name, one in plan.space.functions.items()
         }
+        parts = {**plan.space.schedules, **plan.space.domains, **plan.space.constants}
+        for name, part in parts.items():
+            functions |= {f"space[{name!r}]": one for one in functions_in(part)}
     found = {name: code_of(function) for name, function in functions.items()}
     return {name: code for name, code in found.items() if code is not None}
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from fluid.engine.events import Failure
@@ -24,6 +25,7 @@ from fluid.search.suggestion import Suggestion
 from fluid.search_shape import SearchShape
 from fluid.session.listeners import TrialFailedError, TrialListener
 from fluid.session.specs import terms_of
+from fluid.trial_fields import StartFrom, start_from_of
 from fluid.trialgroup import Search, TrialGroup, TrialState
 
 
@@ -82,6 +84,7 @@ class SweepPlan:
         keeps_best: whether the checkpoint of the best trial outlives the session, unless the executor says what does.
         space: what the configs are drawn from; ``None`` where a searcher of the user's suggests them.
         points: configs that are tried first.
+        starts: the states from which trials of points start, by the trial's number.
         takes_other_code: whether a driver may run other code than the first one of a shared folder.
     """
 
@@ -109,6 +112,7 @@ class SweepPlan:
     keeps_best: bool = True
     space: Space | ConditionalSpace | None = None
     points: Sequence[Mapping[str, Any]] = ()
+    starts: Mapping[int, StartFrom] = MappingProxyType({})
     takes_other_code: bool = False
 
     @property
@@ -246,6 +250,47 @@ def require_own_budgets(plan: SweepPlan, budget: int) -> None:
         raise InvalidFieldError("algorithm", plan.algorithm, reason)
     if not 1 <= budget <= plan.budget:
         raise InvalidFieldError("budget", plan.budget, f"does not fit the searcher, which asks for {budget} iterations")
+
+
+def with_starts(points: Any) -> tuple[Any, dict[int, StartFrom]]:
+    """Parts points that are trials of earlier sweeps into their configs, and the states from which they are to start.
+
+    Raises:
+        InvalidFieldError: one has no checkpoint.
+    """
+    if isinstance(points, Mapping | str) or not isinstance(points, Sequence):
+        return points, {}  # Refused where the configs are drawn.
+    configs, starts = list(points), dict[int, StartFrom]()
+    for place, point in enumerate(points):
+        if not isinstance(point, Mapping):
+            try:
+                start = start_from_of(point, None)
+            except InvalidFieldError as error:
+                raise InvalidFieldError(f"points[{place}]", error.value, error.reason) from error
+            config = getattr(point, "config", None)
+            if start is None or not isinstance(config, Mapping):
+                reason = "must be a dict of hyperparameters, or a trial with a checkpoint, as result.best"
+                raise InvalidFieldError(f"points[{place}]", point, reason)
+            configs[place], starts[place] = config, start
+    return configs, starts
+
+
+def require_budgets_beyond(starts: Mapping[int, StartFrom], algorithm: str, first: int) -> None:
+    """Refuses points that have done all iterations after which their trials would be compared, or end.
+
+    Args:
+        starts: from where trials of points start, by number.
+        algorithm: its name.
+        first: iterations that a trial runs before that.
+
+    Raises:
+        InvalidFieldError: one has.
+    """
+    for place, start in starts.items():
+        if start.at is not None and start.at >= first:
+            reason = f"starts after {start.at} iterations, and algorithm={algorithm!r} looks at trials after {first}"
+            hint = "give a larger budget, or min_budget, or algorithm='random' or 'tpe', which run each to its budget"
+            raise InvalidFieldError(f"points[{place}]", start.parent, f"{reason}: {hint}")
 
 
 class SweepFailedError(FluidError):

@@ -18,6 +18,7 @@ from fluid.results.metrics import Goal
 from fluid.results.records import Result, TrialResult
 from fluid.results.stored_run import StoredRun, read_run
 from fluid.results.submitted import SubmittedGroup
+from fluid.search.schedules import with_schedules
 from fluid.search_shape import SearchShape
 from fluid.session.folder.resume import closes_gap
 from fluid.sweeping.plan import GroupOptions
@@ -286,16 +287,17 @@ def require_same(made: Trial | None, past: EarlierTrial) -> None:
 
 
 def is_same_config(config: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
-    """Whether a config is the one that is stored as JSON; ``True`` where JSON cannot hold it."""
-    try:
-        return bool(json.loads(json.dumps(config)) == json.loads(json.dumps(stored)))
-    except (TypeError, ValueError):
-        return True
+    """Whether a config is the one that is stored as JSON; what JSON cannot hold, but for schedules, is not compared."""
+    return config.keys() == stored.keys() and all(_is_same_entry(name, config, stored) for name in config)
 
 
 def _is_same_entry(name: str, config: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
-    parts = [{name: one[name]} if name in one else {} for one in (config, stored)]
-    return is_same_config(*parts)
+    if (name in config) != (name in stored):
+        return False
+    try:
+        return bool(json.loads(json.dumps(with_schedules(config[name], repr))) == json.loads(json.dumps(stored[name])))
+    except (TypeError, ValueError):
+        return True
 
 
 def other_arguments(trial_id: str, why: str) -> InvalidFieldError:

@@ -136,7 +136,7 @@ class SweepTrials:
             budget=trial.budget,
             trial_id=trial.trial_id,
             follow_up_iterations=follow_up_iterations,
-            start_from=None if parent is None else parent.trial_id,
+            start_from=self._plan.starts.get(trial.number) if parent is None else parent.trial_id,
             at=at,
             **self._plan.trial_options,
         )

@@ -315,8 +315,9 @@ def _flags(trial: TrialRecord) -> Iterator[str]:
         yield f"launched is {place.launched}"
     if place.asking and not place.launched:
         yield f"asks its submitter in {place.asking}, and does not run"
-    if bool(trial.held) != (state is TrialState.PAUSED or (bool(trial.held) and is_leaving(trial))):
-        yield f"is held: {trial.held}"
+    rests = bool(trial.held) or (bool(trial.awaits) and not state.ended)
+    if rests != (state is TrialState.PAUSED or (bool(trial.held) and is_leaving(trial))):
+        yield f"is held: {trial.held or trial.awaits}"
 
 
 def _residence(state: EngineState, trial: TrialRecord) -> Iterator[str]:

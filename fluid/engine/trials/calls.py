@@ -33,7 +33,7 @@ class Calls:
         if trial.state.is_over:
             self._core.refuse_calls(trial)  # it ended at this very instant
         elif trial.state is TrialState.DONE and (residence.lane is None or residence.saving):
-            self._restore(trial)
+            self.restore(trial)
         else:
             self.deliver(trial)
 
@@ -73,7 +73,7 @@ class Calls:
         for call in trial.calls:
             call.lane_id = None
         if trial.calls and trial.state is TrialState.DONE:
-            self._restore(trial)
+            self.restore(trial)
 
     def blame(self, trial: TrialRecord, reason: str, max_losses: int) -> None:
         """Counts the loss of a lane against the call that it may have been making; a call that kills too many fails.
@@ -90,12 +90,12 @@ class Calls:
                 trial.calls = trial.calls[1:]
                 self._core.report_call(trial, call.call_id, failure=Failure("lane_lost", reason))
 
-    def _restore(self, trial: TrialRecord) -> None:
-        """DONE -> QUEUED, so that a lane has the trial's state again."""
+    def restore(self, trial: TrialRecord, why: str = "it was called", to: str = "be called") -> None:
+        """DONE -> QUEUED, so that a lane has the trial's state again; says to people why, and to what end."""
         self._core.groups[trial.group_id].open += 1
         trial.restored_for_call = True
-        self._core.tell_if_set_back(trial, "it was called")
-        self._core.enqueue(trial, "restored to be called")
+        self._core.tell_if_set_back(trial, why)
+        self._core.enqueue(trial, f"restored to {to}")
 
 
 def _lane_for_calls(trial: TrialRecord) -> int | None:

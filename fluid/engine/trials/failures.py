@@ -577,4 +577,4 @@ def _is_vain(failure: Failure, before: Failure | None) -> bool:
 
 def _is_final(trial: TrialRecord, failure: Failure) -> bool:
     """Whether a failure ends its trial at once: the trial raised, and is not to be tried again."""
-    return failure.kind == "error" and not trial.spec.retry_errors
+    return failure.kind == "parted" or (failure.kind == "error" and not trial.spec.retry_errors)

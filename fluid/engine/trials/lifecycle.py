@@ -119,7 +119,10 @@ class Lifecycle:
             return
         if not all(core.lanes[lane_id].usable for lane_id in place.lanes) or not self._residency.is_clear(trial):
             return
-        if residence.lane is None:
+        if residence.lane is None and any(waits_for(trial) for waits_for in core.policies.waits_for):
+            core.release(trial)
+            core.enqueue(trial, "the state from which it starts is gone")
+        elif residence.lane is None:
             self._launch(trial)
         elif place.lanes == (residence.lane,):
             self._resume(trial)
@@ -289,21 +292,22 @@ class Lifecycle:
             devices = core.occupancy.held[trial.row]
         else:
             devices = tuple([core.lanes[lane_id].device_id for lane_id in place.hosts])
-        core.commands.append(
-            Report(
-                trial.trial_id,
-                trial.group_id,
-                iteration=event.iteration,
-                metrics=event.metrics,
-                seconds=event.seconds,
-                width=core.lanes.width_of(trial, width, fused=event.rows > 1),
-                device_ids=devices,
-                at=event.at,
-                rows=event.rows,
-                run=None if event.run is None else event.run.last(unreported),
-                usage=event.usage,
-            )
+        report = Report(
+            trial.trial_id,
+            trial.group_id,
+            iteration=event.iteration,
+            metrics=event.metrics,
+            seconds=event.seconds,
+            width=core.lanes.width_of(trial, width, fused=event.rows > 1),
+            device_ids=devices,
+            at=event.at,
+            rows=event.rows,
+            run=None if event.run is None else event.run.last(unreported),
+            usage=event.usage,
         )
+        core.commands.append(report)
+        for reported in core.policies.reported:
+            reported(trial, report)
 
     def finish(self, trial: TrialRecord) -> None:
         """RUNNING -> DONE; the trial's state stays resident in its first lane if the trial may go on there."""

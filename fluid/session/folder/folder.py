@@ -449,6 +449,7 @@ def _stored_fields(trial: Trial) -> dict[str, Any]:
         "chdir": trial.chdir,
         "start_from": trial.start_from,
         "prefix": trial.prefix,
+        "is_shared_run": trial.is_shared_run,
     }
 
 
@@ -467,6 +468,8 @@ def _facts(trial: Trial, payload: TrialPayload) -> dict[str, Any]:
     facts = {"config": payload.shown_config, "key": trial.key, "seeds": _seeds(payload)}
     if trial.start_from is not None:
         facts["start"] = {name: value for name, value in trial.start_from._asdict().items() if value}
+    if trial.is_shared_run:
+        facts["is_shared_run"] = True
     if trial.shown is None:
         return facts
     shown = {"shown": trial.shown.trial_id, "iterations": trial.shown.iterations, "metrics": trial.shown.metrics}

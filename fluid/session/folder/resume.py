@@ -82,9 +82,8 @@ class LeftGroup:
     def submitted(self) -> TrialGroup:
         """The group as its submitter made it, with the trials that it has."""
         line = self.line
-        return TrialGroup(
-            self.trials.values(), line.name, search=line.search, requires=line.requires, owner=line.terms.owner
-        )
+        own = [trial for trial in self.trials.values() if not trial.is_shared_run]
+        return TrialGroup(own, line.name, search=line.search, requires=line.requires, owner=line.terms.owner)
 
 
 @dataclass
@@ -216,6 +215,12 @@ class LeftSession:
     def trial_ids(self) -> set[str]:
         """Ids that are taken, those of forgotten trials included."""
         return set(self.written.trials).union(*(group.trials for group in self.groups.values()))
+
+    @property
+    def submitted_trials(self) -> int:
+        """How many trials were submitted, without runs that they share."""
+        shared = (trial.is_shared_run for group in self.groups.values() for trial in group.trials.values())
+        return len(self.trial_ids) - sum(shared)
 
     def complete(
         self,

@@ -6,7 +6,6 @@ the other's: the same trial, from the same one, with the same new config.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,18 +18,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("ray")
-from ray.tune.experiment import Trial  # noqa: E402
-from ray.tune.schedulers import PopulationBasedTraining, pbt  # noqa: E402
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import PopulationBasedTraining, pbt
 
-from fluid.search import PBT, choice, loguniform, make_space, randint, uniform  # noqa: E402
-from fluid.search.domains import Choice  # noqa: E402
-from fluid.search.population import Explorer, Population, Standing  # noqa: E402
-from fluid.search.rungs import Exploit, RungDecision  # noqa: E402
+from fluid.search import PBT, choice, loguniform, make_space, randint, uniform
+from fluid.search.domains import Choice
+from fluid.search.population import Explorer, Population, Standing
+from fluid.search.rungs import Exploit, RungDecision
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:
     sys.path.append(_HERE)
-from tune_simulation import METRIC, TIMED, Controller, Sweep  # noqa: E402
+from tune_simulation import METRIC, TIMED, Controller, Sweep
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 

@@ -1,0 +1,1 @@
+"""Trials that start from another trial's state, and runs that several trials share."""

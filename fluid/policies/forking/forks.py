@@ -1,0 +1,303 @@
+"""Trials that start from the state of another one, their parent (docs/forks.md).
+
+Such a trial is not queued before the state is there, in a folder of its own. It is asked of whatever has it: the
+parent's lane, which saves it between two iterations while the parent runs on, or the host that has a checkpoint of it.
+So the trial that starts needs its parent no more, whatever becomes of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from msgspec import structs
+
+from fluid.engine.commands import Fork, ForkSaved
+from fluid.engine.core import Claims, SessionState
+from fluid.engine.events import (
+    Checkpoint,
+    DeviceLost,
+    Event,
+    Failure,
+    GroupSubmitted,
+    StartState,
+    TrialForked,
+    TrialsAdded,
+    TrialSpec,
+)
+from fluid.engine.policy import Check, Handler, Policy
+from fluid.engine.records import Stage, TrialRecord
+from fluid.engine.trials.calls import Calls
+from fluid.errors import InvalidFieldError
+from fluid.trialgroup import TrialState
+
+
+@dataclass(slots=True)
+class _Wish:
+    """A state that a trial waits for.
+
+    Attributes:
+        asked: the lane that was told to save it, or the checkpoint of which a host was told to make a copy; ``None``
+            if nobody was told.
+        is_past: whether the parent's lane is beyond the iteration wanted.
+    """
+
+    asked: int | Checkpoint | None = None
+    is_past: bool = False
+
+
+class Forks(Policy):
+    """Has trials wait for the states from which they start, and asks for these.
+
+    Args:
+        core: the session.
+        calls: restore a parent that is done and whose state is gone.
+    """
+
+    def __init__(self, core: SessionState, calls: Calls) -> None:
+        self._core = core
+        self._calls = calls
+        #: By parent, and by the trial that waits; those of other sessions' trials have an empty parent.
+        self._wishes: dict[str, dict[str, _Wish]] = {}
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def events(self) -> Mapping[type[Event], tuple[Check | None, Handler]]:
+        """Trials that are submitted, and states that are there."""
+        return {
+            GroupSubmitted: (self._check, _nothing),
+            TrialsAdded: (self._check, _nothing),
+            TrialForked: (None, self.forked),
+            DeviceLost: (None, self._device_lost),
+        }
+
+    def _check(self, event: GroupSubmitted | TrialsAdded, claims: Claims) -> None:
+        """Refuses a trial whose parent cannot give it the state; a parent may come with it, before it."""
+        known: dict[str, TrialSpec] = {}
+        for spec in event.trials:
+            if spec.start is not None and spec.start.checkpoint is None:
+                parent = self._core.trials.get(spec.start.parent)
+                if parent is not None:
+                    _require_state(spec, spec.start, parent)
+                elif spec.start.parent not in known:
+                    reason = (
+                        "is no trial of this session" if spec.start.parent not in self._core.forgotten else "is over"
+                    )
+                    raise InvalidFieldError("start_from", spec.start.parent, reason)
+                else:
+                    _require_fits(spec, spec.start, known[spec.start.parent], known[spec.start.parent].budget)
+            known[spec.trial_id] = spec
+
+    def waits_for(self, trial: TrialRecord) -> str:
+        """One that starts from a state waits for it, also if it was lost again."""
+        start, residence = trial.spec.start, trial.residence
+        if start is None or residence.lane is not None or residence.checkpoint is not None:
+            return ""
+        key = start.parent if start.checkpoint is None else ""
+        self._wishes.setdefault(key, {}).setdefault(trial.trial_id, _Wish())
+        after = "" if start.at is None else f" after {start.at} iterations"
+        return f"waits for the state of {start.parent!r}{after}" if start.parent else "waits for its start state"
+
+    def forgotten(self, trial: TrialRecord) -> None:
+        """Waits for nothing any more."""
+        self._drop(trial)
+
+    def _device_lost(self, event: DeviceLost) -> None:
+        """A state may have been lost with its host: a queued trial that was to start from it waits for it again."""
+        for trial in self._core.trials.values():
+            if trial.state is TrialState.QUEUED and self.waits_for(trial):
+                self._core.unqueue(trial)
+                self._core.enqueue(trial, "the state from which it starts is lost")
+
+    # -- asking --------------------------------------------------------------------------------------------
+
+    def after_events(self) -> None:
+        """Asks for the states that can be had now, and not before."""
+        for key in list(self._wishes):
+            parent = self._core.trials.get(key)
+            for trial_id, wish in list(self._wishes[key].items()):
+                trial = self._core.trials.get(trial_id)
+                if trial is None or not trial.awaits or trial.state.is_over:
+                    self._wishes[key].pop(trial_id, None)
+                else:
+                    self._ask(trial, wish, parent)
+            if not self._wishes.get(key):
+                self._wishes.pop(key, None)
+
+    def _ask(self, trial: TrialRecord, wish: _Wish, parent: TrialRecord | None) -> None:
+        start = trial.spec.start
+        assert start is not None
+        if start.checkpoint is not None:
+            self._copy(trial, wish, start.checkpoint)
+        elif start.is_shared and start.at is not None and trial.progress.budget <= start.at:
+            return  # All its iterations are those of its parent.
+        elif parent is None:
+            self._fail(trial, f"{start.parent!r}, from which it was to start, was forgotten")
+        elif isinstance(wish.asked, Checkpoint):
+            return
+        elif (lane := _lane_of(parent)) is not None and not _is_beyond(parent, start, wish):
+            if wish.asked != lane:
+                self._ask_lane(trial, wish, parent, lane)
+        elif (saved := _saved_state(parent, start)) is not None:
+            self._copy(trial, wish, saved)
+        else:
+            self._await(trial, wish, parent, start)
+
+    def _ask_lane(self, trial: TrialRecord, wish: _Wish, parent: TrialRecord, lane: int) -> None:
+        assert trial.spec.start is not None
+        at, done = trial.spec.start.at, parent.progress.done
+        if at is None and (not parent.state.holds_devices or done == 0):
+            at = max(1, done)  # There is no state of no iterations.
+        if at is not None and at > done and parent.state.ended:
+            self._fail(trial, f"{parent.trial_id!r} has ended after {done} iterations, before the {at} wanted")
+        elif parent.state.holds_devices or at == done:
+            wish.asked = lane
+            self._core.commands.append(Fork(parent.trial_id, (lane,), child=trial.trial_id, at=at))
+
+    def _copy(self, trial: TrialRecord, wish: _Wish, checkpoint: Checkpoint) -> None:
+        if wish.asked is None or isinstance(wish.asked, int):
+            assert trial.spec.start is not None
+            wish.asked = checkpoint
+            self._core.commands.append(ForkSaved(trial.trial_id, trial.spec.start.parent, checkpoint))
+
+    def _await(self, trial: TrialRecord, wish: _Wish, parent: TrialRecord, start: StartState) -> None:
+        """The state is nowhere now: waits for it, or has it made again, or gives up."""
+        wish.asked, name, done = None, parent.trial_id, parent.progress.done
+        if _is_beyond(parent, start, wish):
+            self._fail(trial, f"{name!r} is beyond iteration {start.at}, and no state of that is kept")
+        elif parent.state.is_over:
+            self._fail(trial, f"{name!r} is {parent.state.value} after {done} iterations, and the state is not kept")
+        elif parent.state is TrialState.DONE and not (parent.residence.saving or parent.residence.lane is not None):
+            if start.at is not None and start.at > done:
+                self._fail(trial, f"{name!r} has ended after {done} iterations, before the {start.at} wanted")
+            else:
+                self._calls.restore(parent, "its state is wanted", "give that to others")
+
+    # -- answers -------------------------------------------------------------------------------------------
+
+    def forked(self, event: TrialForked) -> None:
+        """Queues a trial whose start state is there; or looks for that elsewhere, or gives up."""
+        core, trial = self._core, self._core.trials.get(event.trial_id)
+        parent = core.trials.get(event.parent)
+        if parent is not None and (running := core.holder(event.parent, event.lane_id)) is not None:
+            core.watching.answered(running, core.now)  # Saving takes no time from its next iteration.
+        if trial is None or not trial.awaits or trial.spec.start is None:
+            return
+        start = trial.spec.start
+        wish = self._wishes.get(start.parent if start.checkpoint is None else "", {}).get(trial.trial_id)
+        found = event.checkpoint
+        if found is None or (start.at is not None and found.iteration != start.at):
+            if wish is not None:
+                self._refused(trial, wish, event)
+            return
+        if start.at is None and trial.progress.budget <= found.iteration:
+            text = f"its budget of {trial.progress.budget} is used up by the {found.iteration} iterations of"
+            self._fail(trial, f"{text} {start.parent!r}, from which it starts")
+            return
+        self._drop(trial)
+        trial.awaits = ""
+        durable = None if found.in_memory else found
+        trial.residence = replace(trial.residence, checkpoint=found, durable=durable, checkpoint_is_current=True)
+        trial.progress.reported = max(trial.progress.reported, found.iteration)
+        trial.spec = structs.replace(trial.spec, start=structs.replace(start, at=found.iteration))
+        if trial.state is TrialState.PAUSED:
+            core.enqueue(trial, f"starts from the state of {start.parent!r} after {found.iteration} iterations")
+
+    def _refused(self, trial: TrialRecord, wish: _Wish, event: TrialForked) -> None:
+        if event.is_past and event.lane_id is not None:
+            wish.asked, wish.is_past = None, True  # Perhaps a checkpoint of it is kept.
+        else:
+            self._fail(trial, f"the state of {event.parent!r}, from which it starts, is not there: {event.problem}")
+
+    def _fail(self, trial: TrialRecord, why: str) -> None:
+        """Ends a trial that waits for a state that will not come."""
+        self._drop(trial)
+        for stateless in self._core.policies.stateless:
+            if stateless(trial, why):
+                return
+        trial.awaits = ""
+        trial.limits = replace(trial.limits, failure=Failure("error", why))
+        self._core.end(trial, TrialState.FAILED, why)
+
+    def _drop(self, trial: TrialRecord) -> None:
+        start = trial.spec.start
+        if start is not None:
+            self._wishes.get(start.parent if start.checkpoint is None else "", {}).pop(trial.trial_id, None)
+
+    # -- for tests -----------------------------------------------------------------------------------------
+
+    def problems(self) -> Iterator[str]:
+        """Each trial that waits for a state is known here."""
+        wanted = {trial_id for wishes in self._wishes.values() for trial_id in wishes}
+        for trial_id, trial in self._core.trials.items():
+            if trial.awaits and trial.state is TrialState.PAUSED and trial_id not in wanted:
+                yield f"{trial_id!r} {trial.awaits}, which nobody asks for"
+
+
+def _nothing(event: Event) -> None:
+    pass
+
+
+def _lane_of(parent: TrialRecord) -> int | None:
+    """The lane that has a trial's present state, and can save it; ``None`` if there is none."""
+    residence, place = parent.residence, parent.placement
+    if residence.lane is not None:
+        return residence.lane if not residence.saving else None
+    warming = parent.state is TrialState.RESIZING and place.move is not None and place.move.stage is Stage.WARMING
+    return place.hosts[0] if parent.state is TrialState.RUNNING or warming else None
+
+
+def _is_beyond(parent: TrialRecord, start: StartState, wish: _Wish) -> bool:
+    """Whether a trial has left the state that is wanted of it behind."""
+    return start.at is not None and (
+        start.at < parent.progress.done or (wish.is_past and start.at == parent.progress.done)
+    )
+
+
+def _saved_state(parent: TrialRecord, start: StartState) -> Checkpoint | None:
+    """The checkpoint of the state that is wanted, in the records of the session; ``None`` if there is none.
+
+    Without an iteration that is wanted, the newest one is, of a trial that does not run.
+    """
+    residence = parent.residence
+    if start.at is None:
+        rests = not parent.state.holds_devices and not residence.saving
+        return residence.checkpoint if rests and (parent.state.is_over or _is_newest(parent)) else None
+    found = (each for each in (residence.checkpoint, residence.durable) if each is not None)
+    return next((each for each in found if each.iteration == start.at), None)
+
+
+def _is_newest(parent: TrialRecord) -> bool:
+    """Whether the newest checkpoint has all that a trial has done."""
+    return parent.residence.restart_at == parent.progress.done > 0
+
+
+def _require_state(spec: TrialSpec, start: StartState, parent: TrialRecord) -> None:
+    """Refuses a trial that is to start from a state that its parent does not have and will not have.
+
+    Raises:
+        InvalidFieldError: it is to.
+    """
+    _require_fits(spec, start, parent.spec, parent.progress.budget)
+    done, residence = parent.progress.done, parent.residence
+    kept = sorted({each.iteration for each in (residence.checkpoint, residence.durable) if each is not None})
+    if start.at is not None and start.at < done and start.at not in kept:
+        there = ", ".join(map(str, dict.fromkeys([*kept, *([] if parent.state.is_over else [done])])))
+        reason = f"trial {parent.trial_id!r} is beyond it, and has no state of it any more"
+        raise InvalidFieldError("at", start.at, f"{reason}; it has one of {there}" if there else reason)
+    if parent.state.is_over and not kept:
+        reason = f"is {parent.state.value}, and no state of it is kept"
+        raise InvalidFieldError("start_from", parent.trial_id, reason)
+    if parent.progress.finished_early and start.at is not None and start.at > done:
+        raise InvalidFieldError(
+            "at", start.at, f"trial {parent.trial_id!r} has ended by itself after {done} iterations"
+        )
+
+
+def _require_fits(spec: TrialSpec, start: StartState, parent: TrialSpec, budget: int) -> None:
+    if not parent.can_save:
+        reason = "cannot be saved, so that no other trial can start from its state: docs/trainables.md says what can"
+        raise InvalidFieldError("start_from", parent.trial_id, reason)
+    if start.at is not None and start.at > budget and not start.is_shared:
+        reason = f"is beyond the budget of trial {parent.trial_id!r}, {budget} iterations: extend that first"
+        raise InvalidFieldError("at", start.at, reason)

@@ -1,0 +1,148 @@
+"""From what trials start: the states of others, and runs that Fluid adds for those that agree until an iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fluid.engine.events import Checkpoint, StartState
+from fluid.errors import InvalidFieldError
+from fluid.lane.checkpoints.paths import host_of, trial_folder_name, trial_of_folder
+from fluid.results.checkpoints import kept_checkpoints
+from fluid.search.prefixes import Member, plan_prefixes
+from fluid.search.schedules import schedules_in
+from fluid.trainables.trainable import can_save
+from fluid.trial_fields import StartFrom
+from fluid.trialgroup import Trial
+from fluid.user_values import is_same_value
+
+# -- start states --------------------------------------------------------------------------------
+
+
+def start_state(trial: Trial, run_dir: Path) -> StartState | None:
+    """The state from which a trial starts, as the engine is to know it; ``None`` if it begins afresh.
+
+    Args:
+        trial: as the user submitted it.
+        run_dir: the run folder, which may have kept a checkpoint of an iteration that the parent has long left behind.
+    """
+    start: StartFrom | None = trial.start_from
+    if start is None:
+        return None
+    if start.path:
+        name = start.parent or trial_of_folder(trial_folder_name(start.path)) or trial_folder_name(start.path)
+        assert start.at is not None
+        return StartState(name, start.at, Checkpoint(start.at, start.path, host_of(start.path)))
+    if start.at is not None and not start.is_shared:
+        for found in reversed(kept_checkpoints(run_dir, start.parent)):
+            folder = found.path.parent
+            if found.iteration == start.at and folder.parent.name == "kept":
+                return StartState(start.parent, start.at, Checkpoint(start.at, str(folder), host_of(str(folder))))
+    return StartState(start.parent, start.at, is_shared=start.is_shared)
+
+
+def require_no_start(trials: Sequence[Trial]) -> None:
+    """Refuses trials that start from another one's state, where several drivers work a folder.
+
+    Raises:
+        InvalidFieldError: one does.
+    """
+    for trial in trials:
+        if trial.start_from is not None:
+            reason = "cannot be in a shared folder: the state is this driver's alone"
+            raise InvalidFieldError("start_from", trial.start_from.parent or trial.start_from.path, reason)
+
+
+# -- shared runs ---------------------------------------------------------------------------------
+
+
+#: The fields in which the trials of a shared run may differ.
+_OWN = frozenset({"config", "budget", "trial_id", "follow_up_iterations", "shown", "start_from", "at", "priority"})
+_ALIKE = tuple(each.name for each in fields(Trial) if each.name not in _OWN)
+
+
+class SharedTrials(NamedTuple):
+    """Trials of one call, and the runs that some of them share.
+
+    Attributes:
+        trials: the runs, those that others start from first; then the trials, each as it starts.
+        roots: by id of each run, and of each trial that shares one: the trial whose seeds it has, the tree's first.
+    """
+
+    trials: list[Trial]
+    roots: dict[str, str]
+
+
+def share_prefixes(trials: list[Trial], new_id: Callable[[], str]) -> SharedTrials:
+    """Makes runs of what trials of one call have in common until their schedules part.
+
+    Args:
+        trials: the trials.
+        new_id: makes ids of runs.
+    """
+    places = [place for place, trial in enumerate(trials) if _may_share(trial)]
+    if len(places) < 2:
+        return SharedTrials(trials, {})
+    sharing = [trials[place] for place in places]
+    kinds = _Kinds()
+    members = [Member(kinds.number(trial), trial.config, _extent(trial)) for trial in sharing]
+    names = [new_id() for _ in members]  # Each run parts into at least two: there are fewer runs than trials.
+    plan = plan_prefixes(members, names)
+    below: dict[int, list[Trial]] = {run.number: [] for run in plan.runs}
+    roots: dict[str, str] = {}
+    made = list(trials)
+    for place, trial, fork in zip(places, sharing, plan.forks, strict=True):
+        number = top = fork.run
+        while number is not None:
+            below[number].append(trial)
+            top, number = number, plan.runs[number].parent
+        if fork.run is not None and top is not None:
+            made[place] = trial.changed(start_from=StartFrom(names[fork.run], fork.at, is_shared=True), at=fork.at)
+            roots[trial.id] = below[top][0].id
+    runs = []
+    for run in plan.runs:
+        of_run = below[run.number]
+        start = None if run.parent is None else StartFrom(names[run.parent], run.begin, is_shared=True)
+        roots[names[run.number]] = roots[of_run[0].id]
+        runs.append(
+            of_run[0].changed(
+                config=dict(run.config),
+                budget=min(run.until, max(trial.budget for trial in of_run)),
+                priority=max(trial.priority for trial in of_run),
+                follow_up_iterations=0,
+                trial_id=names[run.number],
+                profile_key=of_run[0].key,
+                shown=None,
+                start_from=start,
+                at=None if start is None else start.at,
+                is_shared_run=True,
+            )
+        )
+    return SharedTrials([*runs, *made], roots)
+
+
+def _may_share(trial: Trial) -> bool:
+    return trial.prefix and trial.start_from is None and can_save(trial.trainable) and bool(schedules_in(trial.config))
+
+
+def _extent(trial: Trial) -> int:
+    """Iterations that a trial may run in all, with those that its search may add."""
+    return trial.budget + trial.follow_up_iterations
+
+
+class _Kinds:
+    """Numbers trials by what must be alike: all fields but those that trials of a run may differ in."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[Any, ...]] = []
+
+    def number(self, trial: Trial) -> int:
+        """The number of the trial's kind."""
+        values = tuple(getattr(trial, name) for name in _ALIKE)
+        for number, seen in enumerate(self._seen):
+            if all(one is other or is_same_value(one, other) for one, other in zip(values, seen, strict=True)):
+                return number
+        self._seen.append(values)
+        return len(self._seen) - 1
