@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, cast
 
 from fluid.engine.events import Failure
@@ -112,7 +111,7 @@ class SweepPlan:
     keeps_best: bool = True
     space: Space | ConditionalSpace | None = None
     points: Sequence[Mapping[str, Any]] = ()
-    starts: Mapping[int, StartFrom] = MappingProxyType({})
+    starts: Mapping[int, StartFrom] = field(default_factory=dict)
     takes_other_code: bool = False
 
     @property
