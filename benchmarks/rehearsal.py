@@ -72,7 +72,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 ABLATIONS = ("without packing", "without widening", "without turns")
 #: Their searchers see results in another order under another planner, and suggest other configs.
-LEARNING = ("tpe", "bohb", "pbt")
+LEARNING = ("tpe", "bohb", "raytune-pbt")
 NOTES = (
     "to 5 %, to 1 %: geometric means over the pairs of which both sweeps reach that regret; reach: the shares of "
     "sweeps that do, of this way and of the portfolio planner",
@@ -105,7 +105,7 @@ def cells_of(tasks: Sequence[str], *, full: bool) -> list[Cell]:
     seeds = range(10 if full else 2)
     parts = [
         (tasks, ("random", "asha", "hyperband"), ("portfolio", "fifo"), seeds),
-        (few, ("tpe", "bohb", "pbt"), ("portfolio", "fifo"), seeds),
+        (few, ("tpe", "bohb", "raytune-pbt"), ("portfolio", "fifo"), seeds),
         (few, ("random", "asha", "hyperband"), ABLATIONS, seeds),
     ]
     return [
@@ -228,7 +228,8 @@ def compare(known: Mapping[str, Mapping[str, Any]], way: str) -> list[dict[str, 
         if mine == way and ours is not None:
             for key in ((algorithm, devices), (algorithm, "all"), ("all", "all")):
                 pairs[key].append((found, ours))
-    order = {name: rank for rank, name in enumerate(["random", "asha", "hyperband", "tpe", "bohb", "pbt", "all"])}
+    names = ["random", "asha", "hyperband", "tpe", "bohb", "raytune-pbt", "all"]
+    order = {name: rank for rank, name in enumerate(names)}
     rows = []
     for (algorithm, devices), found_pairs in sorted(
         pairs.items(), key=lambda item: (order[item[0][0]], item[0][1] == "all", item[0][1].zfill(3))

@@ -49,6 +49,7 @@ from fluid.sweeping.algorithms import (
     ALGORITHMS,
     HALVING,
     WITH_SEARCHER,
+    options_of,
     require_algorithm,
     require_concurrency,
     samples_of,
@@ -249,8 +250,11 @@ def run(
     run_dir, limit = asked.get("run_dir"), asked.pop("deadline", None)
     resume = _resumes(resume, asked)
     limit_s = None if limit is None else seconds_until("deadline", limit)
-    options = algorithm
-    algorithm = require_algorithm(algorithm, ALGORITHMS if searcher is None else WITH_SEARCHER)
+    given_algorithm, algorithm = (
+        algorithm,
+        require_algorithm(algorithm, ALGORITHMS if searcher is None else WITH_SEARCHER),
+    )
+    options = options_of(given_algorithm, algorithm)
     compared = _checked_goals(metric, mode, algorithm, searcher)
     name = _name_of(trainable, algorithm) if name is None else require_text("name", name)
     joins = _joins(executor, asked)
@@ -295,7 +299,7 @@ def run(
         number = max(number, len(earlier.trials))  # The sessions before had a limit of time.
     scheduler: RungScheduler
     first = rungs[0] if algorithm in HALVING else rungs[-1]
-    if algorithm == "pbt":
+    if isinstance(options, PBT):
         assert number is not None
         scheduler = make_population(options, trainable, known_space, iterations, number, seed_in_force(seed))
         first = scheduler.interval

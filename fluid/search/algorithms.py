@@ -50,4 +50,4 @@ def shape_for(
         assert samples is not None
         shapes = (halving_shape(samples, rungs, eta),) if algorithm == "sha" else brackets_for(samples, rungs, eta)
         return SearchShape(algorithm="halving", rungs=rungs, eta=eta, brackets=tuple(each.sizes for each in shapes))
-    return SearchShape(algorithm="full", rungs=rungs[-1:])
+    return SearchShape(algorithm="full", rungs=rungs[-1:], replaces=algorithm == "pbt")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -53,9 +53,6 @@ class PBT:
     Raises:
         InvalidFieldError: a field cannot be used; the message names the field and the value.
     """
-
-    #: What :func:`fluid.run` calls it.
-    algorithm: ClassVar[str] = "pbt"
 
     ready: int | None = None
     quantile: float = 0.25

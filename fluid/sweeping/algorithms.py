@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from fluid.errors import InvalidFieldError, require_integer, require_one_of
-from fluid.search import Searcher
+from fluid.search import PBT, Searcher
 from fluid.search.algorithms import SYNCHRONOUS
 from fluid.search.rungs import hyperband_shapes
 
 #: Those that compare trials at rungs.
 HALVING = ("asha", "hyperband", "sha")
 ALGORITHMS = (*HALVING, "random", "grid", "tpe", "pbt")
+#: The options that say more of an algorithm than its name does; the name stands for the defaults.
+OPTIONS = {"pbt": PBT}
 #: Those in which no trial waits at a rung, so that a searcher is told of each.
 WITH_SEARCHER = ("asha", "full")
 #: What other libraries call them.
@@ -30,18 +32,26 @@ DEFAULT_MEMBERS = 16
 
 
 def require_algorithm(name: object, known: Collection[str]) -> str:
-    """Returns the name of an algorithm, which may be in capitals, or of an object with its options.
+    """Returns the name of an algorithm, which may be in capitals, or be given by its options.
 
     Raises:
         InvalidFieldError: there is none of this name.
     """
-    plain = name.strip().lower() if isinstance(name, str) else getattr(type(name), "algorithm", "")
+    name = next((of_options for of_options, kind in OPTIONS.items() if isinstance(name, kind)), name)
+    plain = name.strip().lower() if isinstance(name, str) else ""
     if plain in known:
         return plain
     if (meant := _PEERS.get(plain)) in known:
         reason = f"must be one of {', '.join(sorted(known))}; did you mean {meant!r}?"
         raise InvalidFieldError("algorithm", name, reason)
     return require_one_of("algorithm", name, known)
+
+
+def options_of(given: object, algorithm: str) -> PBT | None:
+    """Returns the options of an algorithm: those that were given, or the defaults; ``None`` if it has none."""
+    if (kind := OPTIONS.get(algorithm)) is None:
+        return None
+    return given if isinstance(given, kind) else kind()
 
 
 def samples_of(

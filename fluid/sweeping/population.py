@@ -23,7 +23,7 @@ _STREAM = 1
 
 
 def make_population(
-    options: object,
+    options: PBT,
     trainable: Any,
     space: Space | ConditionalSpace | None,
     budget: int,
@@ -33,8 +33,7 @@ def make_population(
     """Makes what decides in a sweep of population based training.
 
     Args:
-        options: a :class:`fluid.search.PBT`; anything else for that by default.
-        trainable, space, budget, samples, seed: of the sweep.
+        options, trainable, space, budget, samples, seed: of the sweep.
 
     Raises:
         InvalidFieldError: its trials cannot be saved, or nothing is known of how values are near each other.
@@ -48,9 +47,8 @@ def make_population(
     if not space.domains:
         reason = "must have values to choose for 'pbt', which changes those of the best: uniform(0, 1), or a list"
         raise InvalidFieldError("space", dict(space.constants), reason)
-    chosen = options if isinstance(options, PBT) else PBT()
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_STREAM,)))
-    return Population(chosen, budget, samples, Explorer(space, chosen.resample, chosen.perturb, rng))
+    return Population(options, budget, samples, Explorer(space, options.resample, options.perturb, rng))
 
 
 def next_id(trial_id: str, name: str) -> str:

@@ -117,7 +117,7 @@ def _play_natively(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
         benchmark.space,
         metric=benchmark.metric,
         mode=benchmark.mode,
-        samples=sweep.samples,
+        samples=_PBT_POPULATION if sweep.algorithm == "pbt" else sweep.samples,
         algorithm=sweep.algorithm,
         budget=sweep.iterations,
         eta=_ETA,
@@ -157,7 +157,7 @@ def _bracket_sizes(iterations: int) -> list[int]:
     return [(deepest + 1) // (each + 1) * _ETA**each for each in range(deepest, -1, -1)]
 
 
-def _play_pbt(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
+def _play_raytune_pbt(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
     from fluid import tune
     from fluid.integrations.ray_tune.side_by_side import start_ray
 
@@ -190,6 +190,9 @@ def _report(config: dict[str, Any]) -> None:
     raise NotImplementedError
 
 
-_PLAYERS: dict[str, Callable[[BenchmarkSweep, FluidExecutor], None]] = {"bohb": _play_bohb, "pbt": _play_pbt}
-#: By name: those of :func:`fluid.run`, BOHB by HpBandSter, and PBT by Ray Tune.
+_PLAYERS: dict[str, Callable[[BenchmarkSweep, FluidExecutor], None]] = {
+    "bohb": _play_bohb,
+    "raytune-pbt": _play_raytune_pbt,
+}
+#: By name: those of :func:`fluid.run`, BOHB by HpBandSter, and Ray Tune's PBT.
 ALGORITHMS = (*NATIVE, *_PLAYERS)
