@@ -17,7 +17,7 @@ from fluid.engine.commands import CheckpointValue, Command
 from fluid.engine.events import Event
 from fluid.errors import InvalidFieldError, parse_duration, require_integer
 from fluid.keeping import WorstKept
-from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted, LaneLogged
+from fluid.lane.protocol import CheckpointReport, LaneLogged
 from fluid.packing import DEFAULT_GPU_WAY
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
@@ -378,7 +378,7 @@ class LaneSuperseded(Frame, frozen=True):
 
 
 #: What a launcher reports.
-LauncherReport = LaneConnected | LaneDying | LaneExited | LaneSuperseded | CheckpointMoved | CheckpointPersisted
+LauncherReport = LaneConnected | LaneDying | LaneExited | LaneSuperseded | CheckpointReport
 
 
 class DeviceBinding(NamedTuple):
@@ -471,6 +471,17 @@ class CheckpointStores(Protocol):
             trial_id: the trial.
             path: where its checkpoint was written: to host memory, or, with ``keep``, to disk; it stays there.
             keep: whether the copy is to outlive the run.
+        """
+        ...
+
+    def fork(self, host: str, child: str, parent: str, path: str) -> None:
+        """Makes a checkpoint of a trial the state from which another one starts; always answered by a CheckpointForked.
+
+        Args:
+            host: name of the machine.
+            child: the trial that starts.
+            parent: the trial that the checkpoint is of, whose own folder is copied, too.
+            path: where the checkpoint was written, in this run or another one; it stays there.
         """
         ...
 

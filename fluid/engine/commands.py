@@ -109,11 +109,14 @@ class StartTrial(TrialCommand, frozen=True, kw_only=True):
         iterations: how many to run without further commands.
         checkpoint: where to restore from; ``None`` to begin afresh.
         limit_bytes: as in LimitMemory, from the set-up on.
+        must_restore: whether the trial is never to begin afresh, as it starts from another trial's state: it fails
+            where no checkpoint of its own can be read.
     """
 
     iterations: int
     checkpoint: Checkpoint | None = None
     limit_bytes: float | None = None
+    must_restore: bool = False
 
 
 class RunIteration(TrialCommand, frozen=True):

@@ -201,6 +201,8 @@ class Progress:
         reported: greatest iteration reported; a trial that is set back repeats some without a report.
         granted: iteration up to which the trial's lanes were told to run.
         finished_early: whether the trial said that it has no more to do.
+        starts_at: iterations done by the state of another trial from which it starts; 0 if it begins afresh, or that is
+            not known yet.
     """
 
     budget: int
@@ -209,11 +211,12 @@ class Progress:
     reported: int = 0
     granted: int = 0
     finished_early: bool = False
+    starts_at: int = 0
 
     @property
     def left(self) -> int:
-        """Iterations of the budget that are not done."""
-        return max(0, self.budget - self.done)
+        """Iterations of the budget that are to be done, and not by a trial from whose state this one starts."""
+        return max(0, self.budget - max(self.done, self.starts_at))
 
     def count(self, iteration: int) -> None:
         """Counts an iteration that a lane reports as done."""
@@ -518,6 +521,11 @@ class TrialRecord:
             if call.lane_id is None:
                 return min(self.progress.budget, call.before)
         return self.progress.budget
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits for no device, and for no other trial either: until the user resumes it, or a session."""
+        return self.state is TrialState.PAUSED and not (self.awaits and not self.held)
 
     @property
     def max_width(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fluid.devices.occupancy import Occupancy
@@ -12,7 +12,6 @@ from fluid.engine.estimates.key_estimates import KeyEstimate
 from fluid.engine.placing.lanes import Lanes
 from fluid.engine.records import TrialRecord, Trials
 from fluid.resources import Device
-from fluid.trialgroup import TrialState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +65,24 @@ def seconds_left(trials: Iterable[TrialRecord], occupancy: Occupancy, estimates:
     unended = [trial for trial in trials if not trial.state.ended]
     if not unended:
         return 0.0
-    unended = [trial for trial in unended if trial.state is not TrialState.PAUSED]
+    unended = [trial for trial in unended if not trial.is_held]
     if not occupancy or not any(estimates.is_measured(trial) for trial in unended):
         return None
-    longest = max(estimates.seconds_left(trial) for trial in unended)
+    by_id = {trial.trial_id: trial for trial in unended}
+    longest = max(_path(trial, by_id, estimates) for trial in unended)
     beside = -(-len(unended) // len(occupancy))
     work = sum(estimates.height(trial) * devices_taken(trial, estimates.of_key(trial), beside) for trial in unended)
     return max(longest, work / len(occupancy))
+
+
+def _path(trial: TrialRecord, others: Mapping[str, TrialRecord], estimates: Estimates) -> float:
+    """Seconds until a trial has ended, with those until the trials from whose states it starts have come there."""
+    seconds, start = estimates.seconds_left(trial), trial.spec.start
+    while trial.awaits and start is not None and (parent := others.get(start.parent)) is not None:
+        left = max(0, (start.at or 0) - max(parent.progress.done, parent.progress.starts_at))
+        seconds += left * estimates.pace(parent)
+        trial, start = parent, parent.spec.start
+    return seconds
 
 
 def devices_taken(trial: TrialRecord, key: KeyEstimate, beside: int) -> float:

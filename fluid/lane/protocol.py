@@ -16,6 +16,7 @@ from fluid.elastic.messages import LOOPBACK, ForMember, OfMember
 from fluid.engine.commands import (
     Answer,
     Call,
+    Fork,
     LimitMemory,
     LimitRows,
     Pause,
@@ -36,6 +37,7 @@ from fluid.engine.events import (
     TrialAsked,
     TrialCalled,
     TrialFailed,
+    TrialForked,
     TrialNotKept,
     TrialPaused,
     TrialReleased,
@@ -211,6 +213,7 @@ ToLane = (
     | RunIteration
     | Pause
     | Save
+    | Fork
     | StopTrial
     | Call
     | LimitMemory
@@ -298,6 +301,7 @@ LaneEvents = (
     | FusionLimited
     | TrialPaused
     | TrialSaved
+    | TrialForked
     | TrialNotKept
     | TrialReleased
     | TrialFailed
@@ -326,6 +330,28 @@ class CheckpointMoved(Frame, frozen=True):
     host: str
 
 
+class CheckpointForked(Frame, frozen=True):
+    """A host has made a checkpoint, of a trial, the state from which another one is to start, or could not.
+
+    Attributes:
+        trial_id: the trial that is to start.
+        parent: the trial whose checkpoint it was.
+        host: name of the machine.
+        path: the folder of the one that was made; empty if there is none.
+        in_memory: whether that is in host memory.
+        seconds: that this took.
+        problem: why there is none, in one line; empty if there is.
+    """
+
+    trial_id: str
+    parent: str
+    host: str
+    path: str = ""
+    in_memory: bool = False
+    seconds: float = 0.0
+    problem: str = ""
+
+
 class CheckpointPersisted(Frame, frozen=True):
     """A host has copied a checkpoint to disk, or could not.
 
@@ -345,3 +371,7 @@ class CheckpointPersisted(Frame, frozen=True):
     bytes: int = 0
     seconds: float = 0.0
     problem: str = ""
+
+
+#: What a host tells of checkpoints.
+CheckpointReport = CheckpointMoved | CheckpointPersisted | CheckpointForked

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from fluid.engine.commands import Fork
 from fluid.engine.events import Restoring, SavabilityChanged, TrialNotKept, TrialSaved
 from fluid.keeping import KeepRule
 from fluid.lane.errors import is_for_want_of_space, is_out_of_memory
@@ -54,6 +55,7 @@ class ResidentTrial:
         restored: from where it was restored; ``None`` if it began afresh.
         fusion_key: digest of its fusion key after its set-up; ``None`` if it cannot be fused.
         rows: trials that took its last step together, this one included; 0 before the first.
+        forks: what is to start from a state of it, and does not yet.
     """
 
     trial_id: str
@@ -88,12 +90,21 @@ class ResidentTrial:
     restored: Restoring | None = None
     fusion_key: str | None = None
     rows: int = 0
+    forks: list[Fork] = field(default_factory=list)
 
     def record_iteration(self, seconds: float, rows: int = 1) -> None:
         """Updates pace and service after an iteration that took so many seconds, of so many trials at once."""
         self.rows = rows
         self.pace = seconds if self.pace is None else self.pace + SMOOTHING * (seconds - self.pace)
         self.service += seconds
+
+    def take_forks(self) -> list[Fork]:
+        """Takes those whose state it has come to, or will not come to."""
+        if not self.forks:
+            return self.forks
+        due = [fork for fork in self.forks if fork.at is None or fork.at <= self.iteration or self.finished]
+        self.forks = [fork for fork in self.forks if fork not in due]
+        return due
 
     def work(self) -> ResidentWork:
         """Its remaining work, for the policies."""

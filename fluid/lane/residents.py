@@ -20,7 +20,7 @@ from fluid._private_files import make_folder
 from fluid.elastic.messages import Join
 from fluid.engine.events import IterationDone, StateMeasured, TrialSetBack
 from fluid.lane.checkpoints.paths import own_folder, trial_folder
-from fluid.lane.checkpoints.save import ResidentCheckpoints
+from fluid.lane.checkpoints.save import ResidentCheckpoints, StartStateGoneError, gone
 from fluid.lane.device.busy import make_busy_meter
 from fluid.lane.device.device import MemoryMeter, ResidentMemory
 from fluid.lane.errors import print_exception
@@ -287,8 +287,9 @@ class Residents:
         resident.set_up_s = self._clock.now() - begun
         set_back = None
         if checkpoint is not None:
-            found = self.checkpoints.restore(resident, checkpoint.path, checkpoint.iteration, message.source, renew)
-            set_back, resident.restored = found
+            set_back, resident.restored = self.checkpoints.restore(resident, message.command, message.source, renew)
+        elif message.command.must_restore and message.membership is None:
+            raise StartStateGoneError(gone(0, "no checkpoint of it is left"))
         self.memory.measure([resident])
         if (digest := self.fused.identify(resident)) is not None:
             resident.fusion_key = digest

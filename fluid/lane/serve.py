@@ -24,7 +24,18 @@ from msgspec import structs
 
 from fluid._clock import Clock, MonotonicClock
 from fluid.elastic.messages import Leave, Left
-from fluid.engine.commands import Answer, Call, LimitMemory, LimitRows, Pause, RunIteration, Save, StopLane, StopTrial
+from fluid.engine.commands import (
+    Answer,
+    Call,
+    Fork,
+    LimitMemory,
+    LimitRows,
+    Pause,
+    RunIteration,
+    Save,
+    StopLane,
+    StopTrial,
+)
 from fluid.engine.events import (
     IterationDone,
     LaneReady,
@@ -150,6 +161,8 @@ class _Lane:
         )
         self._user_code = self._failures.user_code
         self._ended = False
+        #: Trials that others are to start from, as was told just now.
+        self._forking: list[ResidentTrial] = []
         #: Trials that came too late, when the process was spent; the driver takes them back.
         self._refused: set[str] = set()
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -160,6 +173,7 @@ class _Lane:
             LimitMemory: lambda message: self._residents.limit(message.trial_id, message.limit_bytes),
             Pause: self._pause,
             Save: self._save,
+            Fork: self._fork,
             StopTrial: self._release,
             Call: self._call,
             AdoptResident: self._adopt,
@@ -183,7 +197,10 @@ class _Lane:
             except (EOFError, OSError):
                 break  # The driver is gone.
             for message in messages:
+                if not isinstance(message, Fork):  # One save will do for all that want one state.
+                    self._carry_out_forks()
                 self._handlers[type(message)](message)
+            self._carry_out_forks()
             if queue:
                 turn = residents.fused.groups.next(self._options.policy, residents.current)
                 wait = turn.wait
@@ -272,6 +289,23 @@ class _Lane:
         if message.drop:
             self._residents.release(resident)
         self._send(structs.replace(saved, at=self._clock.now(), dropped=message.drop))
+
+    def _fork(self, message: Fork) -> None:
+        resident = self._residents.get(message.trial_id)
+        if resident is not None:
+            resident.forks.append(message)
+            self._forking.append(resident)
+
+    def _carry_out_forks(self) -> None:
+        """Carries out what is asked of trials that have come to the state wanted."""
+        forking, self._forking = self._forking, []
+        for resident in dict.fromkeys(forking):
+            self._fork_due(resident)
+
+    def _fork_due(self, resident: ResidentTrial) -> None:
+        if (due := resident.take_forks()) and self._residents.get(resident.trial_id) is resident:
+            for told in self._residents.checkpoints.fork(resident, due):
+                self._send(told)
 
     def _release(self, message: StopTrial) -> None:
         resident = self._residents.get(message.trial_id)
@@ -383,6 +417,7 @@ class _Lane:
             self._send_kept(resident)
         if resident.autosaves:
             self._save_if_due(resident)
+        self._fork_due(resident)
 
     def _report_rows(self, reports: Sequence[tuple[ResidentTrial, IterationDone]]) -> None:
         """Sends the reports of trials that took a step together, in as few batches as can be; then saves those due."""
@@ -399,6 +434,7 @@ class _Lane:
         for resident, _ in reports:
             if resident.autosaves:
                 self._save_if_due(resident)
+            self._fork_due(resident)
 
     def _set_rows(self, message: LimitRows) -> None:
         self._residents.fused.groups.most = message.rows
@@ -409,8 +445,10 @@ class _Lane:
         self._output.collect()
         if resident.unsent is not None:
             self._send_kept(resident)
-        if not code.failed and completed and resident.autosaves and member.is_rank_zero:
-            self._save_if_due(resident)
+        if not code.failed and completed and member.is_rank_zero:
+            if resident.autosaves:
+                self._save_if_due(resident)
+            self._fork_due(resident)
 
     def _send_kept(self, resident: ResidentTrial) -> None:
         """Tells of a checkpoint that outlives the run, together with the report of its iteration, and after it."""

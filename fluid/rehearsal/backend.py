@@ -145,6 +145,9 @@ class RehearsalBackend(SimulatedBackend):
         if self._devices.has_lane(command.lane_ids[0]):
             super()._save(command)
 
+    def _fork_seconds(self) -> float:
+        return self.overheads.save_s
+
     def _fail(self, trial: SimulatedTrial) -> None:
         super()._fail(trial)
         self._truths.pop(trial.trial_id, None)  # Tried again, it is replayed anew.

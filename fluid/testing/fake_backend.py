@@ -7,11 +7,15 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from fluid.engine.commands import (
     Answer,
     Call,
     Command,
     DumpStacks,
+    Fork,
+    ForkSaved,
     KillLane,
     LimitMemory,
     LimitRows,
@@ -46,6 +50,7 @@ from fluid.engine.events import (
     TrialAsked,
     TrialCalled,
     TrialFailed,
+    TrialForked,
     TrialNotKept,
     TrialPaused,
     TrialReleased,
@@ -135,6 +140,8 @@ class FakeBackend:
         #: (trial, call) -> iterations done when the method was called, each time it was
         self.called: dict[tuple[str, int], list[int]] = {}
         self.requests = 0
+        #: trial -> iterations done by the state of another one from which it starts
+        self.starts: dict[str, int] = {}
         #: trial -> what the engine knows of it
         self.specs: dict[str, TrialSpec] = {}
         #: trial -> its fusion key, which is the same in all lanes
@@ -167,11 +174,11 @@ class FakeBackend:
                     self._post(lane_id, command)
             elif isinstance(command, (ValueCheckpoints, PrefetchCheckpoint)):
                 pass  # There are no stores.
-            elif isinstance(command, Persist):
+            elif isinstance(command, (Persist, ForkSaved)):
                 self.copies.inbox.append(command)
             elif isinstance(command, LimitRows):
                 self._post(command.lane_id, command)
-            elif isinstance(command, (StartTrial, RunIteration, Pause, Save, StopTrial, Call)):
+            elif isinstance(command, (StartTrial, RunIteration, Pause, Save, Fork, StopTrial, Call)):
                 for lane_id in command.lane_ids:
                     self._post(lane_id, command)
             elif isinstance(command, LimitMemory):
@@ -293,6 +300,11 @@ class FakeBackend:
                 done = self._set_back(lane_id, lane, command.trial_id, command.checkpoint)
             key = self._fusion_key(command.trial_id)
             self._admit(lane_id, lane, command.trial_id)
+            is_broken = command.must_restore and (not done or self._happens(self.chances.damaged))
+            if is_broken and command.lane_ids[0] == lane_id:
+                broken = Failure("error", "its state cannot be restored")
+                lane.outbox.append(TrialFailed(self.now, command.trial_id, lane_id, broken))
+                return
             lane.hosted[command.trial_id] = Hosted(command.lane_ids, done, fusion_key=key)
             if command.lane_ids[0] != lane_id:
                 return
@@ -341,10 +353,14 @@ class FakeBackend:
             )
         elif isinstance(command, Save):
             self._save(lane_id, lane, trial_id, hosted, command)
+        elif isinstance(command, Fork):
+            assert hosted.lanes[0] == lane_id, "a lane that is not rank 0's is asked"
+            hosted.forks.append(command)
+            self._fork(lane_id, lane, trial_id, hosted)
 
     def _set_back(self, lane_id: int, lane: Lane, trial_id: str, wanted: Checkpoint) -> int:
         """The checkpoint is damaged; returns the iteration of the one that is used instead."""
-        older = self.rng.randrange(wanted.iteration + 1)
+        older = self.rng.randrange(self.starts.get(trial_id, 0), wanted.iteration + 1)
         checkpoint = Checkpoint(older, f"{trial_id}/{older}", in_memory=self.rng.random() < 0.5) if older else None
         cannot_load = checkpoint is None and self.rng.random() < 0.3
         lane.outbox.append(
@@ -382,11 +398,40 @@ class FakeBackend:
             lane.outbox.extend(known)
             other.outbox = deque(event for event in other.outbox if event not in known)
 
+    def _fork(self, lane_id: int, lane: Lane, trial_id: str, hosted: Hosted) -> None:
+        """Between two iterations: saves a trial for those that start from the state that it is in."""
+        for fork in list(hosted.forks):
+            wanted = hosted.done if fork.at is None else fork.at
+            if wanted > hosted.done and not hosted.finished:
+                continue
+            hosted.forks.remove(fork)
+            forked = TrialForked(self.now, fork.child, parent=trial_id, lane_id=lane_id)
+            if wanted != hosted.done:
+                is_past = wanted < hosted.done
+                forked = structs.replace(forked, problem=f"it has done {hosted.done} iterations", is_past=is_past)
+            elif self._happens(self.chances.unsavable):
+                forked = structs.replace(forked, problem="cannot pickle 'lock'", cannot=True)
+            else:
+                host = self.hosts.get(lane.device_id, "localhost")
+                forked = self._made(forked, Checkpoint(wanted, "", host, self.rng.random() < 0.5))
+            lane.outbox.append(forked)
+
+    def _made(self, forked: TrialForked, state: Checkpoint) -> TrialForked:
+        """Says that a trial can start from a copy of a state, or that the copy could not be made."""
+        if self._happens(self.chances.save_fails):
+            return structs.replace(forked, problem="the disk is full")
+        self.starts[forked.trial_id] = state.iteration
+        return structs.replace(forked, checkpoint=replace(state, path=f"{forked.trial_id}/{state.iteration}"))
+
     def copy(self) -> None:
         """Has hosts do the oldest of what they are asked."""
         if not self.copies.inbox:
             return
         command = self.copies.inbox.popleft()
+        if isinstance(command, ForkSaved):
+            forked = TrialForked(self.now, command.trial_id, parent=command.parent, lane_id=None)
+            self.copies.outbox.append(self._made(forked, command.checkpoint))
+            return
         assert isinstance(command, Persist)
         fails = self._happens(self.chances.save_fails)
         if command.keep:
@@ -521,6 +566,7 @@ class FakeBackend:
                     settled=settled,
                 )
             )
+            self._fork(lane_id, lane, trial_id, hosted)
             return
         hosted.done += 1
         hosted.left -= 1
@@ -550,6 +596,7 @@ class FakeBackend:
                 hosted.done, f"{trial_id}/{hosted.done}", host=self.hosts.get(lane.device_id, "localhost")
             )
             lane.outbox.append(TrialSaved(self.now, trial_id, lane_id, checkpoint))
+        self._fork(lane_id, lane, trial_id, hosted)
 
     def _fails(self, lane_id: int, lane: Lane, trial_id: str) -> bool:
         kind = ""

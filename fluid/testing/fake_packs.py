@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fluid.engine.commands import Fork
 from fluid.engine.events import TrialSpec
 
 
@@ -24,6 +25,8 @@ class Hosted:
     fusion_key: str | None = None
     #: The lane's step in which it took part last.
     turn: int = 0
+    #: What is to start from a state of it, and does not yet.
+    forks: list[Fork] = field(default_factory=list)
 
 
 @dataclass

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from pathlib import Path
 from typing import Any
 
 from fluid.trainables.driver_link import driver_link
+from fluid.trainables.reporting import trial_dir
 
 
 class Sleeper:
@@ -39,6 +41,19 @@ class Sleeper:
 
     def cleanup(self) -> None:
         """Does nothing."""
+
+
+class Drawing(Sleeper):
+    """Draws a number in each iteration, and writes it to its own folder; reports both, and how many lines are there."""
+
+    def step(self) -> dict[str, Any]:
+        """Sleeps, draws and writes."""
+        told = super().step()
+        draw = random.random()
+        path = trial_dir() / "draws"
+        with path.open("a") as file:
+            file.write(f"{draw}\n")
+        return {**told, "draw": draw, "written": path.read_text()}
 
 
 class Asking(Sleeper):

@@ -79,6 +79,8 @@ class StateFunctionResident:
     """
 
     reports_states = False
+    #: Whether code of the user's is given the folder from which it is restored.
+    hands_out_folder = False
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.register_assert_rewrite("fluid.testing.backends")
+pytest.register_assert_rewrite("fluid.testing.backends", "fluid.testing.fork_suite")
 
 
 @pytest.hookimpl(tryfirst=True)

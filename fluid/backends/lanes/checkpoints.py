@@ -9,15 +9,23 @@ from fluid.backends.base import Launcher
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.registry import Registry
 from fluid.elastic.messages import Left
-from fluid.engine.commands import Persist, PrefetchCheckpoint, ValueCheckpoints
-from fluid.engine.events import Checkpoint, CheckpointPlaced, TrialFailed, TrialNotKept, TrialReleased, TrialSaved
+from fluid.engine.commands import ForkSaved, Persist, PrefetchCheckpoint, ValueCheckpoints
+from fluid.engine.events import (
+    Checkpoint,
+    CheckpointPlaced,
+    TrialFailed,
+    TrialForked,
+    TrialNotKept,
+    TrialReleased,
+    TrialSaved,
+)
 from fluid.keeping import Kept, WorstKept
 from fluid.lane.checkpoints.files import iteration_of
 from fluid.lane.checkpoints.paths import folder_name, trial_folder_name, trial_of_folder
-from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted, FromMember, KeepBar
+from fluid.lane.protocol import CheckpointForked, CheckpointPersisted, CheckpointReport, FromMember, KeepBar
 
 #: The commands that are carried out here.
-OfHosts = ValueCheckpoints | PrefetchCheckpoint | Persist
+OfHosts = ValueCheckpoints | PrefetchCheckpoint | Persist | ForkSaved
 
 
 class CheckpointPlaces:
@@ -43,6 +51,9 @@ class CheckpointPlaces:
             self._stores.value(command.values)
         elif isinstance(command, PrefetchCheckpoint):
             self._prefetch(command)
+        elif isinstance(command, ForkSaved):
+            checkpoint = command.checkpoint
+            self._stores.fork(checkpoint.host, command.trial_id, command.parent, checkpoint.path)
         else:
             checkpoint = command.checkpoint
             self._stores.persist(checkpoint.host, command.trial_id, checkpoint.path, keep=command.keep)
@@ -66,6 +77,8 @@ class CheckpointPlaces:
         if has_left:
             lane.trials.discard(message.trial_id)
             self._delete_if_settled(message.trial_id)
+        if isinstance(message, TrialForked):
+            self._drop_unknown(message.trial_id)
 
     def lane_is_gone(self, lane: LaneConnection) -> None:
         """Takes note that a lane writes no checkpoint any more."""
@@ -79,6 +92,11 @@ class CheckpointPlaces:
             self._stores.forget(trial_id, keep_newest=keep_newest)
         self._forgotten.clear()
 
+    def _drop_unknown(self, trial_id: str) -> None:
+        """Deletes what was saved for a trial to start from that was forgotten meanwhile."""
+        if trial_id not in self._registry:
+            self._stores.forget(trial_id, keep_newest=False)
+
     def _delete_if_settled(self, trial_id: str) -> None:
         if trial_id in self._forgotten and not any(trial_id in lane.trials for lane in self._lanes):
             self._stores.forget(trial_id, keep_newest=self._forgotten.pop(trial_id))
@@ -86,8 +104,8 @@ class CheckpointPlaces:
     # -- what hosts report -------------------------------------------------------------------------------------
 
     def hear(
-        self, report: CheckpointMoved | CheckpointPersisted, now: float
-    ) -> list[CheckpointPlaced | TrialSaved | TrialNotKept]:
+        self, report: CheckpointReport, now: float
+    ) -> list[CheckpointPlaced | TrialSaved | TrialNotKept | TrialForked]:
         """Takes what a host reports; returns what the engine is to know.
 
         Args:
@@ -96,6 +114,9 @@ class CheckpointPlaces:
         """
         if isinstance(report, CheckpointPersisted):
             return [_persisted(report, now)]
+        if isinstance(report, CheckpointForked):
+            self._drop_unknown(report.trial_id)
+            return [_forked(report, now)] if report.trial_id in self._registry else []
         path, in_memory, host = report.path, report.in_memory, report.host
         name = trial_folder_name(path)
         trial_id = trial_of_folder(name) or self._registry.find(lambda trial_id: folder_name(trial_id) == name)
@@ -113,6 +134,17 @@ class CheckpointPlaces:
             if source is None:
                 return  # Its machine does not serve it yet; the trial's lane will wait for that.
         self._stores.prefetch(command.host, command.trial_id, checkpoint.path, source)
+
+
+def _forked(report: CheckpointForked, now: float) -> TrialForked:
+    checkpoint = None
+    if not report.problem:
+        checkpoint = Checkpoint(iteration_of(report.path), report.path, report.host, report.in_memory)
+    seconds, problem = report.seconds, report.problem
+    parent, trial_id = report.parent, report.trial_id
+    return TrialForked(
+        now, trial_id, parent=parent, lane_id=None, checkpoint=checkpoint, seconds=seconds, problem=problem
+    )
 
 
 def _persisted(report: CheckpointPersisted, now: float) -> TrialSaved | TrialNotKept:

@@ -17,7 +17,7 @@ from msgspec import structs
 from fluid._clock import Clock
 from fluid.elastic.members.controller import ElasticController, Phase
 from fluid.elastic.messages import Action, AllHalted, Formed, Leave, Left, MemberIterated, MemberRaised, Reported, Send
-from fluid.engine.commands import Call, Command, Pause, Resize, RunIteration, Save, StartTrial, StopTrial
+from fluid.engine.commands import Call, Command, Fork, Pause, Resize, RunIteration, Save, StartTrial, StopTrial
 from fluid.engine.events import (
     Event,
     Failure,
@@ -39,7 +39,7 @@ from fluid.trainables.usage import NO_USAGE
 # Migration of a trial in one lane to another: saved and dropped there, restored here, reported as one resize.
 
 
-OfTrial = StartTrial | RunIteration | Pause | Save | StopTrial | Call | Resize
+OfTrial = StartTrial | RunIteration | Pause | Save | Fork | StopTrial | Call | Resize
 
 
 @dataclass(slots=True)
@@ -357,7 +357,7 @@ class ElasticTrial:
     # -- commands --------------------------------------------------------------------------------------------
 
     def _execute(self, command: OfTrial) -> None:
-        if isinstance(command, Call) and (self._pending is None or isinstance(self._pending, Pause)):
+        if isinstance(command, (Call, Fork)) and (self._pending is None or isinstance(self._pending, Pause)):
             self._outbox.to_lane(command.lane_ids[0], command)
         elif self._pending is not None and not (isinstance(self._pending, Pause) and isinstance(command, StopTrial)):
             self._waiting.append(command)

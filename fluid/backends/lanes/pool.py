@@ -38,8 +38,7 @@ from fluid.keeping import WorstKept
 from fluid.lane.errors import one_line
 from fluid.lane.policy import POLICIES
 from fluid.lane.protocol import (
-    CheckpointMoved,
-    CheckpointPersisted,
+    CheckpointReport,
     CleanUpBegun,
     DropTrainable,
     FromMember,
@@ -390,7 +389,7 @@ class LanePool(Backend):
         for report in self._launcher.poll():
             if isinstance(report, LaneConnected):
                 self._lanes.connect(report)
-            elif isinstance(report, (CheckpointMoved, CheckpointPersisted)):
+            elif isinstance(report, CheckpointReport):
                 self._events += self.places.hear(report, self._clock.now())
             elif (lane := self._lanes.get(report.lane_id)) is None:
                 continue

@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from msgspec import structs
+
 from fluid._clock import Clock
 from fluid.backends.base import CheckpointSource
 from fluid.backends.lanes.connections import Deferred, LaneConnection, LaneConnections
@@ -18,7 +20,7 @@ from fluid.backends.lanes.elastic import ElasticTrials, Migrations, OfTrial, Poo
 from fluid.backends.lanes.registry import HostPayloads, Registry
 from fluid.backends.lanes.times import located
 from fluid.engine.commands import Resize, StartTrial, StopTrial
-from fluid.engine.events import Event, TrialFailed, TrialReleased, TrialSaved
+from fluid.engine.events import Event, TrialFailed, TrialForked, TrialReleased, TrialSaved
 from fluid.errors import FluidError
 from fluid.lane.protocol import FromMember, Membership, ModulesLoaded, PayloadMissing, SetUpTrial
 
@@ -59,6 +61,8 @@ class TrialRouter:
         self._migrations = Migrations()
         self._elastic = ElasticTrials(lanes.is_up, registry.is_elastic, clock, process_group)
         self._events: list[Event] = []
+        #: Trials that must not begin afresh.
+        self._must_restore: set[str] = set()
 
     def check(self, command: OfTrial) -> None:
         """Refuses a command that its trial cannot follow.
@@ -74,6 +78,8 @@ class TrialRouter:
 
     def execute(self, command: OfTrial) -> list[Event]:
         """Carries a command out, or keeps it for later; returns what the engine is to know at once."""
+        if isinstance(command, StartTrial) and command.must_restore:
+            self._must_restore.add(command.trial_id)
         self._execute(command)
         return self._take()
 
@@ -88,6 +94,8 @@ class TrialRouter:
         if isinstance(message, ModulesLoaded):
             self._registry.preload(message.modules)
             return []
+        if isinstance(message, TrialForked) and message.trial_id not in self._registry:
+            return []  # It was forgotten meanwhile.
         if isinstance(message, TrialSaved) and message.kept is not None:
             self._registry.note_kept(message.trial_id, message.kept.value)
         at = self._time_of(message.at + lane.offset)
@@ -130,6 +138,7 @@ class TrialRouter:
     def forget(self, trial_id: str) -> None:
         """Forgets a trial that no command will name again."""
         self._elastic.forget(trial_id)
+        self._must_restore.discard(trial_id)
 
     def _execute(self, command: OfTrial) -> None:
         if self._migrations.is_leaving(command.trial_id):
@@ -168,6 +177,8 @@ class TrialRouter:
     def _set_up(self, lane_id: int, command: StartTrial, membership: Membership | None = None) -> None:
         """Tells a lane to set a trial up; with ``membership``, as a member."""
         if self._lanes.is_up(lane_id):
+            if membership is None and command.trial_id in self._must_restore:  # It moves, say.
+                command = structs.replace(command, must_restore=True)
             lane = self._lanes[lane_id]
             lane.trials.add(command.trial_id)
             key, config = self._registry.look_up(command.trial_id)

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
-from fluid.engine.events import Event, IterationDone, TrialSaved, TrialSetBack
+from fluid.engine.events import Event, IterationDone, TrialForked, TrialSaved, TrialSetBack
 
 
 def located(event: Event, at: float, host: str) -> Event:
@@ -25,7 +25,7 @@ def located(event: Event, at: float, host: str) -> Event:
         if isinstance(event, IterationDone) and event.run is not None:
             later = at - event.at
             changes["run"] = event.run._replace(at=tuple(each + later for each in event.run.at))
-    if isinstance(event, (TrialSaved, TrialSetBack)) and event.checkpoint is not None:
+    if isinstance(event, (TrialSaved, TrialForked, TrialSetBack)) and event.checkpoint is not None:
         changes["checkpoint"] = replace(event.checkpoint, host=host)
     return structs.replace(event, **changes) if changes else event
 

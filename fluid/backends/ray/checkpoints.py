@@ -16,7 +16,7 @@ from fluid.backends.ray.devices import RayDevices
 from fluid.backends.ray.remote_host import RemoteHost, RemoteStore
 from fluid.engine.commands import CheckpointValue
 from fluid.lane.checkpoints.fetch import LinkRates, fetch_checkpoint
-from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted
+from fluid.lane.protocol import CheckpointReport
 
 
 class CheckpointSources:
@@ -148,6 +148,11 @@ class HostStores:
         with self._lock:
             self._store_on(host).persist(host, trial_id, path, keep=keep)
 
+    def fork(self, host: str, child: str, parent: str, path: str) -> None:
+        """Has the host of a machine make a checkpoint there the start of a trial."""
+        with self._lock:
+            self._store_on(host).fork(host, child, parent, path)
+
     def discard(self, host: str, path: str, *, demote: bool) -> None:
         """Has the host of a machine remove a checkpoint from those that outlive the run."""
         with self._lock:
@@ -166,7 +171,7 @@ class HostStores:
         if self._values:
             self._tell(host, self._values)
 
-    def poll(self) -> list[CheckpointMoved | CheckpointPersisted]:
+    def poll(self) -> list[CheckpointReport]:
         """Returns what was done without a host since the last call."""
         return self._here.poll()
 

@@ -40,6 +40,7 @@ from fluid.backends.ray.remote_host import (
     EndHost,
     EndLane,
     ForgetTrial,
+    ForkCheckpoint,
     HostStarted,
     LaunchLane,
     PayloadStored,
@@ -212,6 +213,8 @@ class HostService:
             self._host.stores.forget(message.trial_id, keep_newest=message.keep_newest)
         elif isinstance(message, PersistCheckpoint):
             self._host.stores.persist(self._start.settings.name, message.trial_id, message.path, keep=message.keep)
+        elif isinstance(message, ForkCheckpoint):
+            self._host.stores.fork(self._start.settings.name, message.trial_id, message.parent, message.path)
         elif isinstance(message, DiscardKept):
             self._host.stores.discard(self._start.settings.name, message.path, demote=message.demote)
         elif isinstance(message, BringCheckpoint):

@@ -26,7 +26,7 @@ from fluid.backends.base import (
 from fluid.backends.hosts.sockets import FramedSocket, WakeableSelector
 from fluid.engine.commands import CheckpointValue, ValueCheckpoints
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted
+from fluid.lane.protocol import CheckpointForked, CheckpointPersisted, CheckpointReport
 from fluid.wire import Frame, decoder
 
 # -- host messages -------------------------------------------------------------------------------
@@ -104,6 +104,14 @@ class PersistCheckpoint(Frame, frozen=True):
     keep: bool
 
 
+class ForkCheckpoint(Frame, frozen=True):
+    """Make a checkpoint of the parent the state from which the trial starts; answered by CheckpointForked."""
+
+    trial_id: str
+    parent: str
+    path: str
+
+
 class DiscardKept(Frame, frozen=True):
     """Remove a checkpoint from those that outlive the run; with ``demote``, its trial may be restored from it."""
 
@@ -134,6 +142,7 @@ ToHost = (
     | ValueCheckpoints
     | ForgetTrial
     | PersistCheckpoint
+    | ForkCheckpoint
     | DiscardKept
     | BringCheckpoint
     | EndHost
@@ -165,15 +174,7 @@ class PayloadStored(Frame, frozen=True):
 
 #: All that a host tells.
 FromHost = (
-    HostStarted
-    | SharingChanged
-    | PayloadStored
-    | LaneDying
-    | LaneExited
-    | LaneSuperseded
-    | LaneText
-    | CheckpointMoved
-    | CheckpointPersisted
+    HostStarted | SharingChanged | PayloadStored | LaneDying | LaneExited | LaneSuperseded | LaneText | CheckpointReport
 )
 _decode = decoder(FromHost)
 
@@ -257,7 +258,7 @@ class RemoteStore:
     def __init__(self, send: Callable[[Any], None]) -> None:
         self._send = send
         #: What it was asked to copy, and has not said how that went, in order.
-        self._asked: list[PersistCheckpoint] = []
+        self._asked: list[PersistCheckpoint | ForkCheckpoint] = []
 
     def value(self, values: Mapping[str, CheckpointValue]) -> None:
         """Tells it what checkpoints of trials are worth, by trial."""
@@ -272,6 +273,11 @@ class RemoteStore:
         self._asked.append(PersistCheckpoint(trial_id, path, keep))
         self._send(self._asked[-1])
 
+    def fork(self, host: str, child: str, parent: str, path: str) -> None:
+        """Has it make a checkpoint the start of a trial."""
+        self._asked.append(ForkCheckpoint(child, parent, path))
+        self._send(self._asked[-1])
+
     def discard(self, host: str, path: str, *, demote: bool) -> None:
         """Has it remove a checkpoint from those that outlive the run."""
         self._send(DiscardKept(path, demote))
@@ -280,11 +286,16 @@ class RemoteStore:
         """Takes note of an answer: they come in order."""
         del self._asked[:1]
 
-    def fail(self, host: str, reason: str) -> list[CheckpointPersisted]:
+    def fail(self, host: str, reason: str) -> list[CheckpointPersisted | CheckpointForked]:
         """Answers, in place of a host that is gone, what it has not."""
         asked, self._asked = self._asked, []
         problem = f"its host {reason}"
-        return [CheckpointPersisted(one.trial_id, one.path, host, one.keep, problem=problem) for one in asked]
+        return [
+            CheckpointForked(one.trial_id, one.parent, host, problem=problem)
+            if isinstance(one, ForkCheckpoint)
+            else CheckpointPersisted(one.trial_id, one.path, host, one.keep, problem=problem)
+            for one in asked
+        ]
 
     def prefetch(self, host: str, trial_id: str, path: str, source: tuple[str, int] | None) -> None:
         """Has it bring a checkpoint into its memory."""
@@ -424,7 +435,7 @@ class RemoteHost:
             else:
                 if isinstance(message, LaneExited):
                     self._lanes.discard(message.lane_id)
-                elif isinstance(message, CheckpointPersisted):
+                elif isinstance(message, (CheckpointPersisted, CheckpointForked)):
                     self.stores.answered()
                 reports.append(message)
         return reports

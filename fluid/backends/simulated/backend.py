@@ -25,6 +25,8 @@ from fluid.engine.commands import (
     Call,
     Command,
     DumpStacks,
+    Fork,
+    ForkSaved,
     KillLane,
     LimitMemory,
     LimitRows,
@@ -46,6 +48,7 @@ from fluid.engine.events import (
     Event,
     LaneLost,
     LaneReady,
+    TrialForked,
     TrialPaused,
     TrialReleased,
     TrialSaved,
@@ -347,6 +350,8 @@ class SimulatedBackend(VirtualMachines):
             StopTrial: self._stop,
             Save: self._save,
             Persist: self._persist,
+            Fork: self._fork,
+            ForkSaved: self._fork_saved,
             ValueCheckpoints: lambda _: None,  # Host memory is boundless.
             PrefetchCheckpoint: lambda command: self._ready.append(placed_by(command, self.now())),
             Resize: self._resize,
@@ -441,6 +446,7 @@ class SimulatedBackend(VirtualMachines):
                     self._end_iteration(step)
                 else:
                     self._ready.append(step.ended)
+                    self._carry_out_forks(step.trials[0])
                     self._go_on(step.trials[0])
 
     # -- commands --------------------------------------------------------------------------------------------
@@ -539,6 +545,43 @@ class SimulatedBackend(VirtualMachines):
         kept = Kept(0) if command.keep else None
         self._ready.append(TrialSaved(self.now(), command.trial_id, None, checkpoint, copied=True, kept=kept))
 
+    def _fork(self, command: Fork) -> None:
+        if (trial := self._trials.get(command.trial_id)) is not None:
+            trial.forks.append(command)
+            if trial.step is None:
+                self._carry_out_forks(trial)
+
+    def _carry_out_forks(self, trial: SimulatedTrial) -> None:
+        """Between two iterations: saves a trial for those that start from the state that it is in."""
+        finished = trial.played is not None and trial.played.finished
+        for fork in list(trial.forks):
+            wanted = trial.done if fork.at is None else fork.at
+            if wanted <= trial.done or finished:
+                trial.forks.remove(fork)
+                self._forked(trial, fork, wanted)
+
+    def _forked(self, trial: SimulatedTrial, fork: Fork, wanted: int) -> None:
+        parent, lane_id, seconds = trial.trial_id, trial.lanes[0], self._fork_seconds()
+        if wanted != trial.done:
+            problem, is_past = f"{parent!r} has a state of {trial.done} iterations", wanted < trial.done
+            self._ready.append(
+                TrialForked(self.now(), fork.child, parent=parent, lane_id=lane_id, problem=problem, is_past=is_past)
+            )
+            return
+        at, checkpoint = self.now() + seconds, self._checkpoint(trial, lane_id, in_memory=True)
+        forked = TrialForked(at, fork.child, parent=parent, lane_id=lane_id, checkpoint=checkpoint, seconds=seconds)
+        if seconds > 0.0:
+            self._timers.at(at, lambda: self._ready.append(forked))
+        else:
+            self._ready.append(forked)
+
+    def _fork_seconds(self) -> float:
+        return 0.0
+
+    def _fork_saved(self, command: ForkSaved) -> None:
+        checkpoint, child = command.checkpoint, command.trial_id
+        self._ready.append(TrialForked(self.now(), child, parent=command.parent, lane_id=None, checkpoint=checkpoint))
+
     def _resize(self, command: Resize) -> None:
         trial = self._trials[command.trial_id]
         trial.lanes = self._parts[command.trial_id] = command.lane_ids
@@ -566,6 +609,7 @@ class SimulatedBackend(VirtualMachines):
                 lane_id = trial.lanes[0]
                 self._ready.append(TrialSaved(self.now(), trial.trial_id, lane_id, self._checkpoint(trial, lane_id)))
         for trial in step.trials:
+            self._carry_out_forks(trial)
             self._go_on(trial)
 
     def _fail(self, trial: SimulatedTrial) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from fluid.engine.commands import Call, PrefetchCheckpoint
+from fluid.engine.commands import Call, Fork, PrefetchCheckpoint
 from fluid.engine.events import CheckpointPlaced, Event, Failure, IterationDone, PausePurpose, TrialCalled, TrialFailed
 from fluid.lane.errors import describe
 from fluid.lane.policy import SMOOTHING, SWITCH_SLACK_S, ResidentWork, choose, joining_service
@@ -112,6 +112,7 @@ class SimulatedTrial:
         pause: seconds of that time lost to a resize.
         company: most trials that ran there at once since then.
         played: the iteration in flight, or the last one, of a trial with a course.
+        forks: what is to start from a state of it, and does not yet.
     """
 
     trial_id: str
@@ -131,6 +132,7 @@ class SimulatedTrial:
     pause: float = 0.0
     company: int = 1
     played: PlayedIteration | None = None
+    forks: list[Fork] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:

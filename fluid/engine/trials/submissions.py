@@ -145,7 +145,8 @@ class Submissions:
     def _admit(self, group_id: str, spec: TrialSpec, state: TrialState = TrialState.QUEUED) -> TrialRecord:
         """Makes the record of a trial, which its group does not count yet."""
         core = self._core
-        progress = Progress(spec.budget, follow_up_iterations=spec.follow_up_iterations)
+        starts_at = 0 if spec.start is None else spec.start.at or 0
+        progress = Progress(spec.budget, follow_up_iterations=spec.follow_up_iterations, starts_at=starts_at)
         group = core.groups[group_id]
         trial = TrialRecord(spec, core.trials.new_row(), group_id, progress, state)
         trial.owner, trial.group_priority = group.owner, group.terms.priority

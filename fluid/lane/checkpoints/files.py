@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ from typing import TypeVar
 
 from fluid._private_files import close_to_others, make_folder
 from fluid.lane.checkpoints.paths import checkpoints_folder, trial_folder_name
-from fluid.lane.checkpoints.seal import damage_by_lengths, damage_of, is_of_the_process, seal
+from fluid.lane.checkpoints.seal import SEAL, damage_by_lengths, damage_of, is_of_the_process, is_shared, seal
 
 T = TypeVar("T")
 
@@ -197,6 +198,76 @@ def copy_atomically(checkpoint: str, target: str, check: Callable[[str], None] =
         shutil.rmtree(draft, ignore_errors=True)
         if not os.path.isdir(path):
             raise
+
+
+def share(checkpoint: str, root: str, name: str) -> str:
+    """Makes another checkpoint of the same state, atomically, which has its files in common; returns its path.
+
+    The one stays whole whatever becomes of the other, as files of checkpoints are not changed: code that could do so
+    gets files of its own (:func:`unshare`).
+
+    Args:
+        checkpoint: the folder of the one that there is.
+        root: the folder that is to hold the other.
+        name: the other's name, which is not taken.
+
+    Raises:
+        OSError, shutil.Error: the two cannot have files in common, as they are on different disks, say.
+    """
+    return _make_alike(checkpoint, root, name, _link)
+
+
+def copy_as(checkpoint: str, root: str, name: str) -> str:
+    """As :func:`share`, with files of its own.
+
+    Raises:
+        OSError, shutil.Error: it cannot be copied, as the disk is full, say.
+    """
+    return _make_alike(checkpoint, root, name, shutil.copy2)
+
+
+def _make_alike(checkpoint: str, root: str, name: str, copy: Callable[[str, str], object]) -> str:
+    path, draft = os.path.join(root, name), os.path.join(root, f".{name}")
+    try:
+        _made_in(root, lambda: os.mkdir(draft, 0o700))
+        shutil.copytree(checkpoint, draft, copy_function=copy, dirs_exist_ok=True)
+        os.rename(draft, path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return path
+
+
+def _link(source: str, target: str) -> None:
+    if os.path.islink(source):
+        shutil.copy2(source, target)  # The link counts as the file.
+    else:
+        os.link(source, target)
+
+
+def unshare(checkpoint: str) -> None:
+    """Gives a checkpoint files of its own, so that code that writes to them changes no other one.
+
+    Each file is replaced as a whole, so that others may read it meanwhile.
+
+    Raises:
+        OSError: there is no room.
+    """
+    if not is_shared(checkpoint):
+        return
+    seal_last = os.path.join(checkpoint, SEAL)
+    paths = [os.path.join(place, name) for place, _, names in os.walk(checkpoint) for name in names]
+    for path in (*(path for path in paths if path != seal_last), seal_last):
+        found = os.lstat(path)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+            descriptor, draft = tempfile.mkstemp(prefix=".", dir=os.path.dirname(checkpoint))
+            os.close(descriptor)
+            try:
+                shutil.copy2(path, draft)
+                os.replace(draft, path)
+            except BaseException:
+                os.unlink(draft)
+                raise
 
 
 def copy_checked(checkpoint: str, target: str, damage_in: Callable[[str], str | None] = damage_of) -> None:

@@ -87,6 +87,16 @@ def own_folder(run_folder: str, trial_id: str) -> str:
     return os.path.join(trial_folder(run_folder, trial_id), "files")
 
 
+def own_folder_beside(checkpoint: str) -> str | None:
+    """Returns the own folder of a checkpoint's trial, of whichever run; ``None`` if the checkpoint is not on its disk.
+
+    Args:
+        checkpoint: its path.
+    """
+    parent = os.path.dirname(checkpoint)
+    return os.path.join(os.path.dirname(parent), "files") if _ON_DISK.search(parent) else None
+
+
 # -- checkpoint paths ----------------------------------------------------------------------------
 
 

@@ -6,24 +6,27 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
 from msgspec import structs
 
 from fluid._clock import Clock
-from fluid.engine.events import Checkpoint, Restoring, TrialNotKept, TrialSaved, TrialSetBack
+from fluid.engine.commands import Fork, StartTrial
+from fluid.engine.events import Checkpoint, Restoring, TrialForked, TrialNotKept, TrialSaved, TrialSetBack
+from fluid.errors import FluidError
 from fluid.keeping import FACTS, QUOTA_USED_UP, Kept
 from fluid.lane.checkpoints.behind import WritesBehind
 from fluid.lane.checkpoints.restore import CheckpointLocator, restore_best
 from fluid.lane.checkpoints.seal import is_of_the_process, sealed_bytes
 from fluid.lane.checkpoints.store import CheckpointStore, Stored, set_own_store
+from fluid.lane.checkpoints.trial_files import copy_trial_files
 from fluid.lane.device.device import MemoryMeter
 from fluid.lane.errors import causes, is_for_want_of_space, is_out_of_memory, one_line, print_exception
 from fluid.lane.output import LaneStreams
 from fluid.lane.protocol import KeepBar, LaneOptions
-from fluid.lane.resident import ResidentTrial
+from fluid.lane.resident import ResidentTrial, is_not_savable
 from fluid.random_state import read_random_state, restore_random_state, write_random_state
 from fluid.trainables.resident import NotSavableError
 
@@ -33,6 +36,16 @@ _FAILED_SAVE_S = 0.05
 _LANE_STATE = "lane.pkl"
 #: Share of the disk, and most bytes, that checkpoints which outlive the run leave free.
 _RESERVE, _RESERVE_BYTES = 0.05, 1 << 30
+
+
+class StartStateGoneError(FluidError):
+    """No checkpoint can be read of a trial that starts from another trial's state: it cannot begin afresh instead."""
+
+
+def gone(iteration: int, reason: str) -> str:
+    """The message of that error: for want of which state, if that is known, and why."""
+    state = f"its state of {iteration} iterations" if iteration else "its state"
+    return f"the trial starts from another trial's state and cannot begin afresh; {state} cannot be restored: {reason}"
 
 
 class ResidentCheckpoints:
@@ -114,16 +127,77 @@ class ResidentCheckpoints:
 
         A state that was just saved, as after an iteration, is not saved twice.
         """
-        self._behind.wait()
-        newest = self._newest.get(resident.trial_id)
-        if newest is not None and resident.unsaved == 0.0:
-            there = newest.checkpoint
-            is_enough = there.iteration == resident.iteration and not (durable and there.in_memory)
-            if is_enough and os.path.exists(there.path):
-                return structs.replace(newest, at=self._clock.now(), seconds=0.0)
+        newest = self._just_saved(resident)
+        if newest is not None and not (durable and newest.checkpoint.in_memory):
+            return structs.replace(newest, at=self._clock.now(), seconds=0.0)
         (path, in_memory, _), seconds = self._save(resident, durable=durable)
         saved = self._newest[resident.trial_id] = self._saved(resident, resident.saved, path, in_memory, seconds)
         return saved
+
+    def _just_saved(self, resident: ResidentTrial) -> TrialSaved | None:
+        """The last save of a trial, if it is of its present state, and still where it was."""
+        self._behind.wait()
+        newest = self._newest.get(resident.trial_id)
+        if newest is None or resident.unsaved > 0.0 or newest.checkpoint.iteration != resident.iteration:
+            return None
+        return newest if os.path.exists(newest.checkpoint.path) else None
+
+    def fork(self, resident: ResidentTrial, forks: Sequence[Fork]) -> list[TrialSaved | TrialForked]:
+        """Saves the state of a trial, and its own folder, for others to start from; the state once for all of them.
+
+        Errors end no trial: the answers tell them. If there is a new checkpoint of the trial itself, that is told, too.
+        """
+        told: list[TrialSaved | TrialForked] = []
+        try:
+            at = resident.iteration - _behind(resident)
+            saved = self._just_saved(resident)
+            if saved is None and sum(fork.at in (None, at) for fork in forks) > 1:
+                saved = self.save(resident)
+                told.append(saved)
+        except BaseException as error:
+            return [self._not_forked(resident, fork, error) for fork in forks]
+        path = None if saved is None else saved.checkpoint.path
+        return [*told, *(self._forked(resident, fork, at, path) for fork in forks)]
+
+    def _forked(self, resident: ResidentTrial, fork: Fork, at: int, saved: str | None) -> TrialForked:
+        """Carries one out: by a copy of what was just saved, if there is that."""
+        wanted = at if fork.at is None else fork.at
+        if wanted != at:
+            ended = " has ended, and" * resident.finished
+            problem = f"{resident.trial_id!r}{ended} has a state of {at} iterations, not of {wanted}"
+            return self._not_forked(resident, fork, problem, is_past=wanted < at)
+        begun = self._clock.now()
+        try:
+            if saved is None:
+                path, in_memory, _ = self._save(resident, child=fork.child)[0]
+            else:
+                path, in_memory, _ = self._store.fork(fork.child, saved)
+            copy_trial_files(self._options.run_folder, resident.trial_id, fork.child)
+        except BaseException as error:
+            self._store.delete(fork.child)
+            return self._not_forked(resident, fork, error)
+        now, checkpoint = self._clock.now(), Checkpoint(at, path, in_memory=in_memory)
+        parent, lane_id = resident.trial_id, resident.lane_id
+        return TrialForked(now, fork.child, parent=parent, lane_id=lane_id, checkpoint=checkpoint, seconds=now - begun)
+
+    def _not_forked(
+        self, resident: ResidentTrial, fork: Fork, problem: str | BaseException, *, is_past: bool = False
+    ) -> TrialForked:
+        cannot = False
+        if isinstance(problem, BaseException):
+            print_exception()
+            # A function without a state raises the general one.
+            cannot = is_not_savable(problem) or isinstance(problem, FluidError)
+            problem = one_line(problem)
+        return TrialForked(
+            self._clock.now(),
+            fork.child,
+            parent=resident.trial_id,
+            lane_id=resident.lane_id,
+            problem=problem,
+            is_past=is_past,
+            cannot=cannot,
+        )
 
     def save_behind(self, resident: ResidentTrial, tell: Callable[[TrialSaved | BaseException], None]) -> bool:
         """Saves a trial, whose state is taken now, in a thread, while it trains on.
@@ -171,8 +245,12 @@ class ResidentCheckpoints:
         self._behind.add(write)
         return True
 
-    def _save(self, resident: ResidentTrial, *, durable: bool = False, facts: bytes = b"") -> tuple[Stored, float]:
+    def _save(
+        self, resident: ResidentTrial, *, durable: bool = False, facts: bytes = b"", child: str = ""
+    ) -> tuple[Stored, float]:
         """Saves a trial; with ``facts``, what is to be known of a checkpoint that outlives the run, as such a one.
+
+        With ``child``, the checkpoint is that trial's, which is to start from it.
 
         Returns:
             Where, and the seconds that it took.
@@ -191,6 +269,8 @@ class ResidentCheckpoints:
 
         random_state = read_random_state()
         write = partial(_write, write_state, finished, random_state, facts)
+        if child:
+            return self._store.save_start(child, resident.trial_id, iteration, write), self._clock.now() - begun
         try:
             stored = self._store.save(resident.trial_id, iteration, write, durable=durable, keep=bool(facts))
         except BaseException:
@@ -301,8 +381,7 @@ class ResidentCheckpoints:
     def restore(
         self,
         resident: ResidentTrial,
-        checkpoint: str,
-        wanted: int,
+        command: StartTrial,
         source: tuple[str, int] | None,
         renew: Callable[[], None],
     ) -> tuple[TrialSetBack | None, Restoring | None]:
@@ -310,16 +389,20 @@ class ResidentCheckpoints:
 
         Args:
             resident: a trial that was set up.
-            checkpoint: the path of the one wanted.
-            wanted: the iterations done by its state.
+            command: names the checkpoint wanted.
             source: where the server of the machine that has it listens; ``None`` for this machine.
             renew: sets the trial up anew.
 
         Returns:
             Why it has an earlier state, ``None`` if it has the one wanted; and from where it was restored, ``None`` if
             it begins afresh.
+
+        Raises:
+            StartStateGoneError: it must not begin afresh.
         """
-        renewing = 0.0
+        assert command.checkpoint is not None
+        checkpoint, wanted = command.checkpoint.path, command.checkpoint.iteration
+        renewing, is_unsharing = 0.0, False
 
         def renew_and_count() -> None:
             nonlocal renewing
@@ -328,7 +411,12 @@ class ResidentCheckpoints:
             renewing += self._clock.now() - renewed
 
         def load(folder: str) -> None:
+            nonlocal is_unsharing
             assert resident.body is not None
+            if getattr(resident.body, "hands_out_folder", True):  # Its code may write to the files.
+                is_unsharing = True
+                folder = self._store.own(resident.trial_id, folder)
+                is_unsharing = False
             resident.body.restore(folder)
             with open(os.path.join(folder, _LANE_STATE), "rb") as file:
                 state = pickle.load(file)
@@ -340,8 +428,16 @@ class ResidentCheckpoints:
         located = self._locator.locate(resident.trial_id, checkpoint, source)
         places = self._store.places(resident.trial_id, located.path)
         path, iteration, reason, cannot_load = restore_best(
-            places, wanted, load, renew_and_count, self._is_innocent, located.problem, self._store.is_in_memory
+            places,
+            wanted,
+            load,
+            renew_and_count,
+            lambda error: is_unsharing or self._is_innocent(error),
+            located.problem,
+            self._store.is_in_memory,
         )
+        if path is None and command.must_restore:
+            raise StartStateGoneError(gone(wanted, reason))
         seconds = self._clock.now() - begun - renewing
         resident.iteration = resident.saved = iteration
         restored = None

@@ -51,6 +51,30 @@ def sealed_bytes(folder: str) -> int | None:
         return None
 
 
+def is_shared(folder: str) -> bool:
+    """Whether a checkpoint has its files in common with others: see :func:`fluid.lane.checkpoints.files.share`."""
+    return _sharers(folder) > 1
+
+
+def held_bytes(folder: str) -> int | None:
+    """Returns the part of :func:`sealed_bytes` that falls to a checkpoint, among those that share its files."""
+    size = sealed_bytes(folder)
+    return None if size is None else size // _sharers(folder)
+
+
+def freed_bytes(folder: str) -> int:
+    """Returns the bytes that the deletion of a checkpoint frees: none while others share its files."""
+    return 0 if is_shared(folder) else sealed_bytes(folder) or 0
+
+
+def _sharers(folder: str) -> int:
+    # All files are shared, or none: the seal stands for them.
+    try:
+        return max(1, os.stat(os.path.join(folder, SEAL)).st_nlink)
+    except OSError:
+        return 1
+
+
 def damage_of(folder: str) -> str | None:
     """Reads a checkpoint and returns what is wrong with it, for people; ``None`` if it is as it was sealed.
 

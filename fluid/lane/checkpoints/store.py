@@ -27,6 +27,7 @@ from typing import NamedTuple
 from fluid.lane.checkpoints.files import (
     checkpoint_name,
     checkpoints_like,
+    copy_as,
     copy_atomically,
     copy_checked,
     delete_at_once,
@@ -35,6 +36,8 @@ from fluid.lane.checkpoints.files import (
     iteration_of,
     locked_for_reading,
     newest_in,
+    share,
+    unshare,
     write_atomically,
 )
 from fluid.lane.checkpoints.ledger import RestoreSample, StoreLedger
@@ -46,7 +49,8 @@ from fluid.lane.checkpoints.paths import (
     settled_path,
     trial_of_folder,
 )
-from fluid.lane.checkpoints.seal import sealed_bytes
+from fluid.lane.checkpoints.seal import damage_by_lengths, freed_bytes, is_shared, sealed_bytes
+from fluid.lane.checkpoints.trial_files import copy_trial_files
 from fluid.lane.errors import one_line
 from fluid.lane.payloads import payloads_on_disk
 from fluid.lane.protocol import LaneOptions
@@ -71,7 +75,7 @@ class CheckpointStore:
     """Writes the checkpoints of one lane's trials; finds, copies and deletes those of any trial.
 
     Args:
-        lane_id: part of the checkpoints' names, which are unique among lanes; -1 for a host, which writes none.
+        lane_id: part of the checkpoints' names, which are unique among lanes; -1 for a host, which only copies.
         run_folder: folder of the run, on disk.
         memory_folder: folder on a RAM disk, with a ledger; empty if there is none.
         ledger: that ledger, if this process uses it already.
@@ -131,6 +135,113 @@ class CheckpointStore:
         """
         self._written += 1
         return self._save_in_memory(trial_id, checkpoint_name(number, self._lane_id, self._written), write)
+
+    def save_start(self, child: str, parent: str, iteration: int, write: Callable[[str], None]) -> Stored:
+        """As :meth:`save`, of the state of a trial, the parent, from which another one, the child, is to start."""
+        self._sizes[child] = self._sizes.get(parent, 0)
+        try:
+            return self.save(child, iteration, write)
+        finally:
+            self.forget_resident(child)  # It starts in any lane.
+
+    def fork(self, child: str, path: str) -> Stored:
+        """Makes a checkpoint of a trial, of whichever lane, the state from which another one, the child, is to start.
+
+        The original stays. The two have their files in common where that can be: then it costs neither time nor room.
+
+        Args:
+            child: the trial that is to start.
+            path: the original's folder, on this machine.
+
+        Raises:
+            OSError, shutil.Error: the original is gone or damaged, or the disk is full.
+        """
+        with locked_for_reading(path) as exists:
+            if not exists:
+                raise FileNotFoundError(f"the checkpoint of iteration {iteration_of(path)} is gone: {path}")
+            if (damage := damage_by_lengths(path)) is not None:
+                raise OSError(f"the checkpoint of iteration {iteration_of(path)} is damaged: {damage}")
+            in_memory, size = self.is_in_memory(path), sealed_bytes(path) or 0
+            root = self._memory(child) if in_memory else self._disk(child)
+            try:
+                return Stored(share(path, root, self._free_name(child, iteration_of(path))), in_memory, size)
+            except OSError:  # Other disks, another user's files, too many links to one, no links at all.
+                name = self._free_name(child, iteration_of(path))
+                return Stored(copy_as(path, self._disk(child), name), False, size)
+
+    def fork_saved(self, child: str, parent: str, path: str) -> Stored:
+        """As :meth:`fork`, also of a checkpoint that has moved since; copies the parent's own folder, too.
+
+        Args:
+            child: the trial that is to start.
+            parent: the trial that the checkpoint is of.
+            path: where it was written, in this run or another one.
+
+        Raises:
+            OSError, shutil.Error: no checkpoint of that iteration can be read, or the disk is full.
+        """
+        is_ours = self._is_ours(path)
+        problem: OSError | None = None
+        for place in self._copies(parent, path) if is_ours else [path]:
+            try:
+                made = self.fork(child, place)
+            except FileNotFoundError as error:
+                problem = problem or error
+                continue
+            try:
+                copy_trial_files(self._run_folder, parent, child, "" if is_ours else path)
+            except BaseException:
+                self.delete(child)
+                raise
+            return made
+        raise problem or FileNotFoundError(path)
+
+    def _is_ours(self, path: str) -> bool:
+        """Whether a checkpoint was written to a folder of this run, also in the memory of an earlier session of it."""
+        ours = tuple(os.path.join(folder, "") for folder in (self._memory_folder, self._run_folder) if folder)
+        settled = settled_path(path, self._run_folder)
+        return path.startswith(ours) or (settled is not None and not os.path.isdir(path))
+
+    def _copies(self, trial_id: str, path: str) -> Iterator[str]:
+        """Yields the folders that may have a checkpoint, or one of its iteration: it may have moved.
+
+        Raises:
+            OSError: this process cannot open files at the moment.
+        """
+        yield path
+        for place in self.places(trial_id, settled_path(path, self._run_folder) or path):
+            if iteration_of(place) == iteration_of(path):
+                yield place
+
+    def _free_name(self, trial_id: str, iteration: int) -> str:
+        """A name for a checkpoint of a trial, which an earlier session has not given."""
+        while True:
+            self._written += 1
+            name = checkpoint_name(iteration, self._lane_id, self._written)
+            if not any(os.path.lexists(os.path.join(root, name)) for root in self._roots(trial_id)):
+                return name
+
+    def own(self, trial_id: str, path: str) -> str:
+        """Sees to it that a checkpoint has its files in common with no other one; returns its folder then.
+
+        Raises:
+            OSError, shutil.Error: there is no room.
+        """
+        if not is_shared(path):
+            return path
+        if not self.is_in_memory(path):
+            unshare(path)
+            return path
+        size = sealed_bytes(path) or 0
+        if self._has_space(size) and self._ledger.reserve(size):
+            try:
+                unshare(path)
+            except OSError:
+                self._ledger.correct(-size)
+            else:
+                return path
+        copy_atomically(path, self._disk(trial_id))
+        return os.path.join(self._disk(trial_id), os.path.basename(path))
 
     def persist(self, path: str) -> str:
         """Copies a checkpoint from host memory, of whichever lane, to disk; returns its path there.
@@ -261,8 +372,8 @@ class CheckpointStore:
         return disk.free - size >= _RESERVE * disk.total
 
     def _counted(self, path: str) -> int:
-        """The bytes of a checkpoint that the ledger counts; 0 for one on disk."""
-        return (sealed_bytes(path) or 0) if self.is_in_memory(path) else 0
+        """The bytes that the ledger no longer counts once a checkpoint is deleted; 0 for one on disk."""
+        return freed_bytes(path) if self.is_in_memory(path) else 0
 
     def _memory(self, trial_id: str) -> str:
         return os.path.join(self._memory_folder, folder_name(trial_id))
@@ -430,7 +541,7 @@ def delete_places(places: tuple[str, ...]) -> None:
     """
     in_memory, *on_disk = places
     folder = os.path.dirname(in_memory)
-    ledger, size = StoreLedger(os.path.dirname(folder)), sealed_bytes(in_memory) or 0
+    ledger, size = StoreLedger(os.path.dirname(folder)), freed_bytes(in_memory)
     delete_unread(in_memory, lambda: ledger.correct(-size))
     ledger.close()
     emptied = [folder]

@@ -284,6 +284,7 @@ class SharedRuns(Policy):
             return False
         self._part(trial)
         trial.spec = structs.replace(trial.spec, start=None)
+        trial.progress.starts_at = 0
         trial.awaits = ""
         core.note(trial, f"runs alone from its start: {why}")
         if trial.state is TrialState.PAUSED:

@@ -190,7 +190,7 @@ def _in_order(state: EngineState) -> Iterator[TrialRecord]:
         for group in state.groups.values()
         if group.open
         for trial in sorted(group.live.values(), key=lambda trial: trial.row)
-        if trial.state is not TrialState.PAUSED and trial.row not in seen
+        if not trial.is_held and trial.row not in seen
     ]
     yield from (trial for trial in live if trial.state in _ON_DEVICES)
     yield from waiting

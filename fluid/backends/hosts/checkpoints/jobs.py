@@ -16,7 +16,7 @@ from fluid._logs import logger_of
 from fluid.lane.checkpoints.files import discard_kept
 from fluid.lane.checkpoints.store import CheckpointStore
 from fluid.lane.errors import one_line
-from fluid.lane.protocol import CheckpointPersisted
+from fluid.lane.protocol import CheckpointForked, CheckpointPersisted, CheckpointReport
 from fluid.waiting.waits import BackgroundThread
 
 _log = logger_of(__name__)
@@ -33,7 +33,7 @@ class CheckpointJobs:
         report: called in the thread with each answer.
     """
 
-    def __init__(self, host: str, store: CheckpointStore, report: Callable[[CheckpointPersisted], None]) -> None:
+    def __init__(self, host: str, store: CheckpointStore, report: Callable[[CheckpointReport], None]) -> None:
         self._host = host
         self._store = store
         self._report = report
@@ -46,6 +46,10 @@ class CheckpointJobs:
     def persist(self, trial_id: str, path: str, *, keep: bool) -> None:
         """Copies a checkpoint: see :meth:`fluid.backends.base.CheckpointStores.persist`."""
         self._put(lambda: self._report(self._persisted(trial_id, path, keep)))
+
+    def fork(self, child: str, parent: str, path: str) -> None:
+        """Makes a checkpoint the start of another trial: see :meth:`fluid.backends.base.CheckpointStores.fork`."""
+        self._put(lambda: self._report(self._forked(child, parent, path)))
 
     def delete(self, trial_id: str, *, keep_newest: bool) -> None:
         """Deletes a trial's checkpoints: see :meth:`fluid.backends.base.CheckpointStores.forget`."""
@@ -86,6 +90,17 @@ class CheckpointJobs:
             problem = one_line(error)
             _log.debug("%s could not be copied: %s", path, problem)
         return CheckpointPersisted(trial_id, path, self._host, keep, size, self._clock.now() - begun, problem)
+
+    def _forked(self, child: str, parent: str, path: str) -> CheckpointForked:
+        begun = self._clock.now()
+        try:
+            made, in_memory, _ = self._store.fork_saved(child, parent, path)
+        except Exception as error:  # An answer is waited for.
+            _log.debug("no trial can start from %s: %s", path, error)
+            return CheckpointForked(
+                child, parent, self._host, seconds=self._clock.now() - begun, problem=one_line(error)
+            )
+        return CheckpointForked(child, parent, self._host, made, in_memory, self._clock.now() - begun)
 
     def _delete(self, trial_id: str, keep_newest: bool) -> None:
         if keep_newest:

@@ -42,9 +42,9 @@ from fluid.lane.checkpoints.fetch import LinkRates, fetch_checkpoint
 from fluid.lane.checkpoints.files import iteration_of
 from fluid.lane.checkpoints.ledger import RestoreSample, RoomWish, StoreLedger
 from fluid.lane.checkpoints.paths import folder_name
-from fluid.lane.checkpoints.seal import sealed_bytes
+from fluid.lane.checkpoints.seal import freed_bytes, sealed_bytes
 from fluid.lane.checkpoints.store import CheckpointStore
-from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted
+from fluid.lane.protocol import CheckpointForked, CheckpointMoved, CheckpointPersisted, CheckpointReport
 from fluid.waiting.waits import BackgroundThread, await_descriptor
 
 # -- checkpoint wishes ---------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class CheckpointKeeper:
         self._lock = threading.Lock()
         #: By name of the trial's folder.
         self._values: dict[str, CheckpointValue] = {}
-        self._reports: list[CheckpointMoved | CheckpointPersisted] = []
+        self._reports: list[CheckpointReport] = []
         self._lanes = 0
         #: Lanes that have ended since the last count, perhaps in the middle of a save.
         self._lost: set[int] = set()
@@ -237,6 +237,13 @@ class CheckpointKeeper:
             problem = f"{host} has no host of this session"
             self._report(CheckpointPersisted(trial_id, path, host, keep, problem=problem))
 
+    def fork(self, host: str, child: str, parent: str, path: str) -> None:
+        """Makes a checkpoint the start of a trial: see :meth:`fluid.backends.base.CheckpointStores.fork`."""
+        if host == self._options.host:
+            self._jobs.fork(child, parent, path)
+        else:
+            self._report(CheckpointForked(child, parent, host, problem=f"{host} has no host of this session"))
+
     def discard(self, host: str, path: str, *, demote: bool) -> None:
         """Removes a checkpoint: see :meth:`fluid.backends.base.CheckpointStores.discard`."""
         if host == self._options.host:
@@ -267,7 +274,7 @@ class CheckpointKeeper:
         if lost is not None and self._ledger.read().used:  # Else it was not saving: room is reserved first.
             self._ledger.wake_host()
 
-    def poll(self) -> list[CheckpointMoved | CheckpointPersisted]:
+    def poll(self) -> list[CheckpointReport]:
         """Returns what has moved, and was copied, since the last call."""
         with self._lock:
             reports, self._reports = self._reports, []
@@ -404,6 +411,7 @@ class CheckpointKeeper:
         for one in leaving:
             if self._closing.is_set():
                 return False
+            freed = freed_bytes(one.path)
             try:
                 place = self._folder.to_disk(one)
             except (OSError, shutil.Error) as error:  # The disk is full, or the checkpoint was deleted.
@@ -412,7 +420,7 @@ class CheckpointKeeper:
             if place is None:
                 all_gone &= not os.path.isdir(one.path)
             else:
-                self._ledger.correct(-one.bytes)
+                self._ledger.correct(-freed)
                 self._report(CheckpointMoved(place, False, self._options.host))
         return all_gone
 
@@ -489,7 +497,7 @@ class CheckpointKeeper:
         with self._lock:
             return worths(found, self._values, self._costs)
 
-    def _report(self, report: CheckpointMoved | CheckpointPersisted) -> None:
+    def _report(self, report: CheckpointReport) -> None:
         with self._lock:
             self._reports.append(report)
         self._wake()

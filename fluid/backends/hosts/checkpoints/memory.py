@@ -15,7 +15,7 @@ from fluid.lane.checkpoints.files import (
     newest_in,
 )
 from fluid.lane.checkpoints.paths import checkpoints_folder
-from fluid.lane.checkpoints.seal import damage_of, sealed_bytes
+from fluid.lane.checkpoints.seal import damage_of, held_bytes, is_shared, sealed_bytes
 
 
 class MemoryFolder:
@@ -29,7 +29,7 @@ class MemoryFolder:
     def __init__(self, memory_folder: str, run_folder: str) -> None:
         self._memory_folder = memory_folder
         self._run_folder = run_folder
-        #: Of those found in the last scan, by path: their bytes never change.
+        #: Of those found in the last scan that share their files with none, by path: their bytes never change.
         self._bytes: dict[str, int] = {}
 
     def scan(self, lost: Collection[int] = ()) -> tuple[list[StoredCheckpoint], int]:
@@ -39,6 +39,7 @@ class MemoryFolder:
             lost: lanes that have ended, whose drafts are deleted.
         """
         found: list[StoredCheckpoint] = []
+        sizes: dict[str, int] = {}
         drafts = 0
         for trial in _folders(self._memory_folder):
             if trial.name.startswith("."):
@@ -48,7 +49,7 @@ class MemoryFolder:
             for entry in _folders(trial.path):
                 if entry.name.startswith("."):
                     being_written.append(entry.path)
-                elif (one := self._read(entry, trial.name)) is not None:
+                elif (one := self._read(entry, trial.name, sizes)) is not None:
                     saved.append(one)
             found += saved
             for path in being_written:
@@ -56,14 +57,17 @@ class MemoryFolder:
                     delete_at_once(path)
                 else:
                     drafts += max(_bytes_in(path), self._usual_bytes(trial.name, saved))
-        self._bytes = {one.path: one.bytes for one in found}
+        self._bytes = sizes
         return found, drafts
 
-    def _read(self, entry: os.DirEntry[str], trial: str) -> StoredCheckpoint | None:
-        size = self._bytes.get(entry.path)
-        size = sealed_bytes(entry.path) if size is None else size
+    def _read(self, entry: os.DirEntry[str], trial: str, sizes: dict[str, int]) -> StoredCheckpoint | None:
+        """Returns a checkpoint; notes its size among ``sizes`` where that will not change."""
+        shared = is_shared(entry.path)
+        size = held_bytes(entry.path) if shared else self._bytes.get(entry.path) or sealed_bytes(entry.path)
         if size is None:
             return None
+        if not shared:
+            sizes[entry.path] = size
         try:
             written = entry.stat().st_mtime_ns
         except OSError:  # It has just been deleted.
