@@ -59,6 +59,15 @@ class StartFrom(NamedTuple):
     path: str = ""
     is_shared: bool = False
 
+    @property
+    def text(self) -> str:
+        """Which state it is: ``"trial 'a' after 8 iterations"``; of another run, with the path of its checkpoint."""
+        whose = f"trial {self.parent!r}" if self.parent else "the checkpoint"
+        whose += f" ({self.path})" if self.parent and self.path else f" {self.path}" if self.path else ""
+        if self.at is None:
+            return f"{whose}, its newest state"
+        return f"{whose} after {self.at} iteration{'' if self.at == 1 else 's'}"
+
 
 #: The part of a checkpoint that users see.
 _STATE = "state"

@@ -9,7 +9,9 @@ from typing import Any
 
 from fluid._logs import without_secrets
 from fluid.errors import InvalidFieldError
+from fluid.loggers.values import writable
 from fluid.session.listeners import TrialListener
+from fluid.trial_fields import StartFrom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +47,23 @@ class LoggedTrial:
         group: name of its group: of the sweep.
         config: its hyperparameters, as JSON has them.
         uid: an id that no trial of any other session has; the same when the session is resumed.
+        start: the state of another trial from which it starts, as in :class:`fluid.TrialResult`; its ``at`` is as the
+            trial was submitted. ``None`` if it begins afresh.
     """
 
     trial_id: str
     group: str
     config: Mapping[str, Any] = field(default_factory=dict)
     uid: str
+    start: StartFrom | None = None
+
+    @property
+    def start_facts(self) -> dict[str, str | int]:
+        """The trial from whose state it starts, or the checkpoint's path, and the iterations done by that, if known."""
+        if self.start is None:
+            return {}
+        facts: dict[str, str | int] = {"parent": writable(self.start.parent or self.start.path)}
+        return facts if self.start.at is None else {**facts, "at": self.start.at}
 
 
 class TrialLogger(TrialListener):

@@ -61,8 +61,8 @@ class MLflow(TrialLogger):
     """Logs a run per trial to MLflow.
 
     Numeric metrics are metrics, at the iteration as the step; the config is the params. Tags have other metrics, and
-    the group, the trial, its state and its error. A trial that was stopped early is ``FINISHED``, one that had not
-    ended when the executor was closed ``KILLED``.
+    the group, the trial, from which trial's state it starts, its state and its error. A trial that was stopped early is
+    ``FINISHED``, one that had not ended when the executor was closed ``KILLED``.
 
     Example:
         >>> from fluid import FluidExecutor, Trial, TrialGroup
@@ -209,6 +209,7 @@ class MLflow(TrialLogger):
             "fluid.group": trial.group[:_LONGEST_TAG],
             "fluid.trial": trial.trial_id[:_LONGEST_TAG],
             "fluid.run_dir": writable(str(self._session.run_dir))[:_LONGEST_TAG],
+            **{f"fluid.{name}": str(fact)[:_LONGEST_TAG] for name, fact in trial.start_facts.items()},
         }
         experiment = self._experiment_id(self._experiment or cut(trial.group, _LONGEST_EXPERIMENT))
         made = self.client.create_run(experiment, run_name=cut(trial.trial_id, _LONGEST_NAME), tags=tags)

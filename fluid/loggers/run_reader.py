@@ -119,6 +119,8 @@ class SessionReader:
     def _enter(self, entry: Mapping[str, Any]) -> None:
         trial_id, group_id = str(entry["trial"]), str(entry.get("group", ""))
         part = read_trial(trial_id, entry, config=_mapping(entry.get("config")), state="")
+        if part.is_shared_run:
+            return  # It is no trial of the user's.
         self._parts[trial_id] = part
         place, shown = (group_id, part.shown_id), writable(part.shown_id)
         self._trials[place] = LoggedTrial(
@@ -126,6 +128,7 @@ class SessionReader:
             group=writable(self._group(group_id).name),
             config=part.config,
             uid=writable(f"{self._session_id}-{group_id}-{part.shown_id}"),
+            start=part.start,
         )
 
     def _group(self, group_id: str) -> GroupLine:

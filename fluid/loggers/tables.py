@@ -67,6 +67,7 @@ class Tables(TrialLogger):
             trial.trial_id, {"trial": trial.trial_id, "group": trial.group, "state": "UNFINISHED"}
         )
         row.update({"iteration": 0, "seconds": 0.0, "device_seconds": 0.0, **row, **_prefixed("config", trial.config)})
+        row.update(trial.start_facts)
         self._is_written = False
 
     def on_start(self, trial_id: str) -> None:
@@ -76,11 +77,12 @@ class Tables(TrialLogger):
         row = self._trials[result.trial_id]
         metrics = _prefixed("metrics", result.metrics)
         took, used = result.seconds, result.device_seconds
-        row.update(metrics, iteration=result.iteration, seconds=row["seconds"] + took)
+        row.update(metrics, iteration=result.iteration, seconds=row["seconds"] + (0.0 if result.source else took))
         row["device_seconds"] += used
         config = {name: value for name, value in row.items() if name.startswith("config/")}
         own = {"trial": result.trial_id, "group": row["group"], "iteration": result.iteration}
-        self._iterations.append({**own, "seconds": took, "device_seconds": used, **config, **metrics})
+        took_of = {"seconds": took, "device_seconds": used, **({"source": result.source} if result.source else {})}
+        self._iterations.append({**own, **took_of, **config, **metrics})
         self._is_written = False
 
     def on_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
@@ -180,7 +182,8 @@ def _prefixed(prefix: str, content: object) -> Row:
 def ordered(rows: Iterable[Mapping[str, Any]], first: Iterable[str], last: Iterable[str] = ()) -> list[str]:
     """The columns of some rows: the given ones, the config's, the metrics'."""
     names = dict.fromkeys(name for row in rows for name in row)
-    own = [*first, "iteration", "seconds", "device_seconds", *(["cost_usd"] if "cost_usd" in names else [])]
+    own = [*first, "iteration", "seconds", "device_seconds"]
+    own += [name for name in ("cost_usd", "parent", "at", "source") if name in names]
     config = [name for name in names if name.startswith("config/")]
     return [*own, *config, *(name for name in names if name.startswith("metrics/")), *last]
 

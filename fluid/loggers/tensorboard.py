@@ -76,6 +76,7 @@ class TensorBoard(TrialLogger):
         if run is None:
             folder = self._groups[trial.group] / folder_name(trial.trial_id)
             run = self._runs[trial.trial_id] = _EventFile(self._new_file(folder), self._files, goes_on=folder.exists())
+            run.add_values([_text(f"fluid/{name}", str(fact)) for name, fact in trial.start_facts.items()], 0)
         run.set_config(trial)
 
     def on_result(self, result: Result) -> None:

@@ -97,6 +97,8 @@ class WandB(TrialLogger):
                 reinit="create_new",
                 **self._options,
             )
+            for name, fact in trial.start_facts.items():
+                self._runs[trial.trial_id].summary[f"fluid/{name}"] = fact
             return
         run.config.update(dict(trial.config), allow_val_change=True)
         if self._has_ended(trial.trial_id):

@@ -228,7 +228,9 @@ class _PlayedFolder:
         goal = _goal_of(metric, mode, groups)
         shown = [parts for group in groups for parts in group.trials.values()]
         iterations = [[each for part in parts for each in shown_iterations(part, self._done)] for parts in shown]
-        every = [each for of_trial in iterations for each in of_trial]
+        shared = [part for group in groups for parts in group.shared_runs.values() for part in parts]
+        ran = [*iterations, *(shown_iterations(part, self._done) for part in shared)]
+        every = [each for of_trial in ran for each in of_trial if not each.source]
         first = min((each.start for each in every), default=0.0)
         submitted = [self._submitted[group.group_id] for group in groups if group.group_id in self._submitted]
         start = min([first, *submitted])
@@ -323,6 +325,6 @@ def _played(
         value=pick(known) if known else None,
         began_s=min((each.start for each in iterations), default=start) - start if iterations else None,
         ended_s=max(each.end for each in iterations) - start if iterations else None,
-        seconds=math.fsum(each.seconds for each in iterations),
+        seconds=math.fsum(each.seconds for each in iterations if not each.source),
         device_seconds=math.fsum(each.device_seconds for each in iterations),
     )

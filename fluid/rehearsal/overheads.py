@@ -170,7 +170,7 @@ def overheads_of(run: str | Path | Profile) -> Overheads:
     if isinstance(run, Profile):
         return overheads_in(run, (), "a profile", "")
     stored = read_run(run, "run")
-    return overheads_in(stored.newest_profile, stored.entries, str(run), stored.date, stored.reported)
+    return overheads_in(stored.newest_profile, stored.entries, str(run), stored.date, stored.ran)
 
 
 def overheads_in(

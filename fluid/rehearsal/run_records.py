@@ -118,7 +118,7 @@ def read_records(run_dir: str | Path, metric: object = None, mode: object = None
     if not run.reported:
         raise InvalidFieldError("run_dir", str(run_dir), "holds no finished iteration: there is nothing to replay")
     profile = run.newest_profile
-    overheads = overheads_in(profile, run.entries, str(run_dir), run.date, run.reported)
+    overheads = overheads_in(profile, run.entries, str(run_dir), run.date, run.ran)
     gangs = {trial for trial, history in run.journal.histories.items() if history.trial.gang}
     fusion = _fusion_in(run, overheads)
     alone = _AloneSeconds(profile, overheads, fusion, devices_in(run.session), gangs)
@@ -133,9 +133,9 @@ def _fusion_in(run: StoredRun, overheads: Overheads) -> RecordedFusion:
         for entry in run.entries
         if entry.get("what") == "TrialStarted" and entry.get("fusion_key") is not None
     }
-    parts = [part for group in run.groups for parts in group.trials.values() for part in parts]
+    parts = [part for group in run.groups for parts in group.all.values() for part in parts]
     texts = {part.trial_id: texts_of(part.config) for part in parts if part.trial_id in keys}
-    return RecordedFusion(keys, texts, run.reported, overheads)
+    return RecordedFusion(keys, texts, run.ran, overheads)
 
 
 def texts_of(config: Mapping[str, Any]) -> dict[str, str]:
@@ -204,10 +204,11 @@ class _AloneSeconds:
 
     def of(self, one: StoredIteration, trial: SubmittedTrial) -> float:
         """Of a recorded iteration of a trial."""
+        ran_by = one.source or one.trial_id
         if one.rows > 1:
-            rates = self._fusion.of_trial(one.trial_id)
+            rates = self._fusion.of_trial(ran_by)
             stretch = 1.0 if rates is None else rates.stretch(one.rows)
-        elif one.trial_id in self._gangs:
+        elif ran_by in self._gangs:
             stretch = 1.0
         else:
             width = 1.0 / residents_at(one.width) if one.width < 1.0 else one.width

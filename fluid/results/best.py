@@ -310,8 +310,8 @@ _NOTHING: dict[Any, Any] = {}
 class BestTracker:
     """Tracks how the trials of a group end, and its best result: see :class:`fluid.results.best.Merit`.
 
-    Without a metric of the search, the first numeric metric that is no bookkeeping counts. Where the search says no
-    mode and the metric's name leaves it open, there is no best.
+    Shared runs, which Fluid has added, are no trials here. Without a metric of the search, the first numeric metric
+    that is no bookkeeping counts. Where the search says no mode and the metric's name leaves it open, there is no best.
 
     Args:
         search: names the metric and the mode; may be ``None``.
@@ -384,6 +384,8 @@ class BestTracker:
 
     def enter(self, trial: Trial | SubmittedTrial) -> None:
         """Takes a trial that was submitted, or one that goes on after its end."""
+        if trial.is_shared_run:
+            return
         trial_id, shown_id = _id_of(trial), _shown(trial)[0]
         if self._find(trial_id) is None:
             standing = self._standings.get(shown_id)
@@ -413,6 +415,8 @@ class BestTracker:
             iteration: the number of its iteration.
             numbers: that it reported: see :class:`fluid.trainables.encoded_metrics.EncodedMetrics`.
         """
+        if trial.is_shared_run:
+            return
         if isinstance(trial, SubmittedTrial):
             trial_id, entry = trial.trial_id, trial.inner
         else:

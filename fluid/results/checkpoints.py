@@ -25,6 +25,7 @@ from fluid.trainables.loading import load_saved
 from fluid.trainables.parted_pickle import load_pickled
 from fluid.trainables.resident import STATE_FOLDER
 from fluid.trainables.trainable_code import TrainableCode
+from fluid.trial_fields import StartFrom
 from fluid.trialgroup import Shown, Trial
 
 # -- payload file --------------------------------------------------------------------------------
@@ -47,7 +48,7 @@ _HEAD, _HEAD_CRC = struct.Struct(">8sQQI"), struct.Struct(">I")
 _HEAD_BYTES = _HEAD.size + _HEAD_CRC.size
 _MARK = b"\x89frame\r\n"
 #: The classes of which frames hold objects.
-_CLASSES = {(kind.__module__, kind.__qualname__): kind for kind in (Requires, MemoryNeed)}
+_CLASSES = {(kind.__module__, kind.__qualname__): kind for kind in (Requires, MemoryNeed, StartFrom)}
 
 
 class StoredTrial(NamedTuple):

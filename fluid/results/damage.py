@@ -99,6 +99,7 @@ def _line_start(file: IO[bytes], end: int) -> int:
 
 #: Most trials that a sentence names.
 _MOST_TRIALS = 8
+_NONE: Mapping[str, int] = {}
 
 
 class IterationGaps:
@@ -132,23 +133,27 @@ class IterationGaps:
                 parts += [(first, number - 1), (number + 1, last)] if inside else [(first, last)]
             self._missing[trial_id] = [(first, last) for first, last in parts if first <= last]
 
-    def of(self, trial_id: str, reported: int = 0) -> list[tuple[int, int]]:
+    def of(self, trial_id: str, reported: int = 0, skipped: int = 0) -> list[tuple[int, int]]:
         """What is missing of a trial, as first and last numbers.
 
         Args:
             trial_id: the trial.
             reported: iterations that it has reported, as the journal says; more than there are results of are missing.
+            skipped: its first iterations that it never reports, as it starts from the state after them.
         """
         found, expected = list(self._missing.get(trial_id, ())), self._next.get(trial_id, 1)
-        return [*found, (expected, reported)] if reported >= expected else found
+        found += [(expected, reported)] if reported >= expected else []
+        return [(max(first, skipped + 1), last) for first, last in found if last > skipped]
 
-    def notes(self, reported: Mapping[str, int]) -> list[str]:
+    def notes(self, reported: Mapping[str, int], skipped: Mapping[str, int] = _NONE) -> list[str]:
         """A sentence that names what is missing of all trials; none if nothing is.
 
         Args:
             reported: iterations that each trial has reported, as the journal says.
+            skipped: first iterations that trials never report, by trial.
         """
-        found = {name: self.of(name, reported.get(name, 0)) for name in dict.fromkeys([*self._missing, *reported])}
+        names = dict.fromkeys([*self._missing, *reported])
+        found = {name: self.of(name, reported.get(name, 0), skipped.get(name, 0)) for name in names}
         return gap_notes({name: parts for name, parts in found.items() if parts})
 
 

@@ -18,6 +18,7 @@ from fluid.results.records import Result, TrialFiles, TrialResult, device_second
 from fluid.results.run_files import as_written, parsed
 from fluid.results.submitted import SubmittedTrial
 from fluid.trainables.usage import NO_USAGE, Usage
+from fluid.trial_fields import StartFrom
 
 #: Results are written in order of time. Where an older Fluid wrote, a step back by more seconds than this is a reboot.
 CLOCK_RESET_S = 60.0
@@ -43,6 +44,7 @@ class StoredIteration(msgspec.Struct, frozen=True, gc=False, rename=_NAMES):
         metrics: as JSON has them; of a :class:`FinishedIterations`, nested names are joined by ``/``.
         rows: trials that took it together in one fused step, this one included; 1 if it was not fused.
         usage: what else it used.
+        source: the trial that ran it, if another one did for several; empty for itself.
     """
 
     trial_id: str
@@ -55,6 +57,7 @@ class StoredIteration(msgspec.Struct, frozen=True, gc=False, rename=_NAMES):
     rows: Annotated[int, Meta(ge=1)] = 1
     group_id: str = ""
     usage: Usage = NO_USAGE
+    source: str = ""
 
     @property
     def start(self) -> float:
@@ -68,8 +71,8 @@ class StoredIteration(msgspec.Struct, frozen=True, gc=False, rename=_NAMES):
 
     @property
     def device_seconds(self) -> float:
-        """Seconds of devices that it used: of a device that trials shared, the trial's part."""
-        return device_seconds(self.seconds, self.width, len(self.devices), self.rows)
+        """Seconds of devices that it used: of a device that trials shared, the trial's part; 0 if it has a source."""
+        return 0.0 if self.source else device_seconds(self.seconds, self.width, len(self.devices), self.rows)
 
 
 _decode = msgspec.json.Decoder(StoredIteration).decode
@@ -124,7 +127,9 @@ class TimeAxis:
         self.latest = -math.inf
 
     def offset_of(self, one: StoredIteration) -> float:
-        """What to add to the times of the next iteration."""
+        """What to add to the times of the next iteration. One that another trial has run comes later than its time."""
+        if one.source:
+            return self.offsets[-1]
         if one.at + self.offsets[-1] < self.latest - CLOCK_RESET_S:
             self.offsets.append(self.latest - one.start)
         self.latest = max(self.latest, one.at + self.offsets[-1])
@@ -150,7 +155,12 @@ class FinishedIterations(TimeAxis):
     @property
     def end(self) -> float:
         """When the last iteration ended, in seconds since the run began; 0 if none has."""
-        return self.latest - self.origin if self.by_trial else 0.0
+        return self.latest - self.origin if math.isfinite(self.latest) else 0.0
+
+    @property
+    def ran_by(self) -> dict[str, list[StoredIteration]]:
+        """Those that each trial ran itself, in order."""
+        return {name: [one for one in done if not one.source] for name, done in self.by_trial.items()}
 
     def extend(self, reported: Iterable[StoredIteration]) -> bool:
         """Adds iterations, given in the order reported.
@@ -159,9 +169,9 @@ class FinishedIterations(TimeAxis):
             whether the time axis stays. If not, this must be made anew of all iterations.
         """
         resets, timed = len(self.offsets), [(one, self.offset_of(one)) for one in reported]
-        first = min((one.start + offset for one, offset in timed), default=math.inf)
+        first = min((one.start + offset for one, offset in timed if not one.source), default=math.inf)
         if not self.by_trial and timed:
-            self.origin = first
+            self.origin = first if math.isfinite(first) else min(one.start + offset for one, offset in timed)
         elif first < self.origin or len(self.offsets) > resets:
             return False
         for one, offset in timed:
@@ -256,6 +266,7 @@ def result_of(reported: StoredIteration, trial: SubmittedTrial) -> Result:
         device_ids=reported.devices,
         rows=reported.rows,
         usage=reported.usage,
+        source=reported.source,
         config=trial.config,
     )
 
@@ -287,7 +298,28 @@ def trial_result(
         failure=last.failure,
         seeds=last.seeds,
         files=files,
+        start=known_start(parts[0].start, ((result.iteration, result.source) for result in results)),
     )
+
+
+def known_start(start: StartFrom | None, iterations: Iterable[tuple[int, str]]) -> StartFrom | None:
+    """From which state a trial starts, as its iterations tell it.
+
+    They tell the iteration where the newest state was asked for, which run it shares, and whether it ran alone after
+    all.
+
+    Args:
+        start: as it was submitted.
+        iterations: the numbers and the sources of its iterations, in order.
+    """
+    known = list(iterations)
+    shared = [each for each in known if each[1]]
+    own = next((number for number, source in known if not source), None)
+    if start is None:
+        return StartFrom(shared[-1][1], shared[-1][0], is_shared=True) if shared else None
+    if start.is_shared:
+        return None if own is not None and start.at is not None and own <= start.at else start
+    return start._replace(at=own - 1) if start.at is None and own is not None else start
 
 
 def files_of(run_dir: Path, parts: Sequence[SubmittedTrial]) -> TrialFiles:

@@ -107,6 +107,7 @@ class Recovered:
         forgotten: ids of forgotten trials, by group id.
         past: how the trials stood that were forgotten, by trial id.
         outcomes: what the submitter said of trials that it stopped, by trial id.
+        forked: iterations done by the states from which trials start, by the id of these trials, once they are there.
         terms: on which groups were submitted, by group id.
         places: devices added and lost, and trials resized, in order.
         profile: the newest snapshot; ``None`` if the journal holds none.
@@ -121,6 +122,7 @@ class Recovered:
     forgotten: dict[str, list[str]] = field(default_factory=dict)
     past: dict[str, TrialHistory] = field(default_factory=dict)
     outcomes: dict[str, TrialState] = field(default_factory=dict)
+    forked: dict[str, int] = field(default_factory=dict)
     terms: dict[str, GroupTerms] = field(default_factory=dict)
     places: list[DeviceAdded | NoteDeviceLost | NoteResize] = field(default_factory=list)
     profile: Profile | None = None
@@ -164,6 +166,13 @@ class Recovered:
     def reported(self) -> dict[str, int]:
         """Iterations that each trial has reported, also of forgotten ones, by trial id."""
         return {trial_id: history.reported for trial_id, history in self.histories.items()}
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Iterations that trials never report, as another trial has done them for itself, by trial id."""
+        histories = self.histories
+        starts = {name: histories[name].trial.start for name in self.forked if name in histories}
+        return {name: self.forked[name] for name, start in starts.items() if start is None or not start.is_shared}
 
     @property
     def unfinished(self) -> bool:
@@ -416,6 +425,7 @@ class Replay:
 
     def _forked(self, event: TrialForked) -> None:
         if event.checkpoint is not None and (history := self._history(event.trial_id)) is not None:
+            self._told.forked[event.trial_id] = event.checkpoint.iteration
             self._saved(TrialSaved(event.at, event.trial_id, None, event.checkpoint))
             self._change(event.trial_id, reported=max(history.reported, event.checkpoint.iteration))
 

@@ -158,8 +158,11 @@ class GroupResults:
                 continue
             config: Any = trial_of(reported.trial_id)
             if config is None:
-                forgotten = self._configs() if forgotten is None else forgotten
-                config = forgotten.get(reported.trial_id, {})
+                forgotten = self._lines() if forgotten is None else forgotten
+                line_of = forgotten.get(reported.trial_id, {})
+                if line_of.get("is_shared_run") is True:
+                    continue  # The trials that share it have its iterations.
+                config = known if isinstance(known := line_of.get("config"), dict) else {}
             yield Result(
                 trial_id=reported.trial_id,
                 iteration=reported.number,
@@ -169,16 +172,14 @@ class GroupResults:
                 device_ids=reported.devices,
                 rows=reported.rows,
                 usage=reported.usage,
+                source=reported.source,
                 config=config,
             )
 
-    def _configs(self) -> dict[str, Mapping[str, Any]]:
+    def _lines(self) -> dict[str, Mapping[str, Any]]:
+        """The lines of the group's trials in ``trials.jsonl``, by trial."""
         entries = (line.entry for line in JsonLines(self.folder / TRIALS, read=as_written).there())
-        return {
-            entry["trial"]: entry["config"]
-            for entry in entries
-            if entry.get("group") == self.group_id and "trial" in entry and isinstance(entry.get("config"), dict)
-        }
+        return {entry["trial"]: entry for entry in entries if entry.get("group") == self.group_id and "trial" in entry}
 
 
 @dataclass
@@ -228,8 +229,9 @@ class EarlierResults:
                 found.groups[group_id] = GroupResults(folder, group_id, line.start, line.end)
             group = found.groups[group_id]
             group.end = line.end
-            group.first_start = min(group.first_start, reported.start + offset)
-            group.last_end = max(group.last_end, reported.at + offset)
+            if not reported.source:
+                group.first_start = min(group.first_start, reported.start + offset)
+                group.last_end = max(group.last_end, reported.at + offset)
             hear(reported)
         found.damage = lines.checks.damage
         tell_damage(folder / RESULTS, lines.checks, least)

@@ -26,7 +26,7 @@ from fluid.results.checkpoints import (
 from fluid.trainables.encoded_metrics import EncodedMetrics, numbers_in
 from fluid.trainables.json_form import json_form
 from fluid.trainables.usage import NO_USAGE, Usage
-from fluid.trial_fields import own_config
+from fluid.trial_fields import StartFrom, own_config
 from fluid.trialgroup import Trial, TrialState
 
 #: Types whose values nothing can change.
@@ -64,6 +64,8 @@ class Result:
         config: the trial's hyperparameters.
         rows: trials that took this iteration together in one fused step, itself included; 1 if it was not fused.
         usage: what else the iteration used, such as the bytes that it read.
+        source: the trial that ran the iteration, where that was done once for several whose configs agree until then;
+            empty for the trial itself. Seconds, width and devices are those of that trial.
     """
 
     trial_id: str
@@ -75,6 +77,7 @@ class Result:
     config: Mapping[str, Any]
     rows: int = 1
     usage: Usage = NO_USAGE
+    source: str = ""
 
     def number(self, name: str) -> float | None:
         """The number that a metric has, NaN and infinities included; ``None`` if it was not reported or is no number.
@@ -110,8 +113,8 @@ class Result:
 
     @property
     def device_seconds(self) -> float:
-        """Seconds of devices that it used: of a device that trials shared, the trial's part."""
-        return device_seconds(self.seconds, self.width, len(self.device_ids), self.rows)
+        """Seconds of devices that it used: of a device that trials shared, the trial's part; 0 if it has a source."""
+        return 0.0 if self.source else device_seconds(self.seconds, self.width, len(self.device_ids), self.rows)
 
 
 class _AtFirstRead:
@@ -264,6 +267,9 @@ class TrialResult:
         seeds: of its random number generators when it was set up: ``random``, ``numpy`` and ``torch``; ``None`` of a
             run of an older Fluid.
         files: where its files are; ``None`` if it has none.
+        start: the state from which it starts, another trial's: ``parent``, the id of that trial; ``at``, iterations
+            done by the state, ``None`` while that is unknown; ``path``, the checkpoint, of a trial of another run;
+            ``is_shared``, whether the iterations until then are this trial's, too. ``None`` if it begins afresh.
     """
 
     trial_id: str
@@ -276,6 +282,7 @@ class TrialResult:
     failure: Failure | None = None
     seeds: Seeds | None = field(default=None, repr=False)
     files: TrialFiles | None = field(default=None, repr=False, compare=False)
+    start: StartFrom | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         facts = f"{self.trial_id!r}, {self.state}, iteration={self.iteration}, metrics={short_text(self.metrics)}"
@@ -294,12 +301,12 @@ class TrialResult:
 
     @property
     def seconds(self) -> float:
-        """Wall time of its iterations."""
-        return float(sum(result.seconds for result in self.results))
+        """Wall time of the iterations that it ran itself."""
+        return float(sum(result.seconds for result in self.results if not result.source))
 
     @property
     def device_seconds(self) -> float:
-        """Seconds of devices that its iterations used; of devices that trials shared, its part."""
+        """Seconds of devices that the iterations it ran itself used; of devices that trials shared, its part."""
         return float(sum(result.device_seconds for result in self.results))
 
     @property

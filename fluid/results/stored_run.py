@@ -190,6 +190,11 @@ class StoredRun:
         return self._reported
 
     @property
+    def ran(self) -> list[StoredIteration]:
+        """Those that trials ran themselves: time and devices count once, with the trial that used them."""
+        return [one for one in self.reported if not one.source]
+
+    @property
     def of_trial(self) -> Mapping[str, Sequence[StoredIteration]]:
         """The same by submitted trial."""
         _ = self.reported
@@ -252,7 +257,8 @@ class StoredRun:
             self._gaps.take(one.trial_id, one.number)
         self._followed = len(self.reported)
         notes = [] if self._members is None else self._members.notes()
-        notes += [*self._gaps.notes(self.journal.reported), *code_notes(self.lines)]
+        journal = self.journal
+        notes += [*self._gaps.notes(journal.reported, journal.skipped), *code_notes(self.lines)]
         if not self.is_running:  # Else files that are read later have more.
             notes += self._submitted.lost(has_journal=not self._notes.get(JOURNAL))
         return notes

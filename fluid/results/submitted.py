@@ -17,6 +17,7 @@ from fluid.random_state import Seeds
 from fluid.resources import Requires
 from fluid.results.journal import Recovered
 from fluid.results.run_files import read_search
+from fluid.trial_fields import StartFrom
 from fluid.trialgroup import PAUSED_BY_USER, Search, Trial, TrialState
 
 #: States of which the journal tells a reason.
@@ -145,6 +146,8 @@ class SubmittedTrial:
         failure: why it failed; ``None`` if it did not.
         place: its place in its group's order of submission.
         seeds: of its random number generators; ``None`` if unknown.
+        start: the state of another trial from which it starts; ``None`` if it begins afresh.
+        is_shared_run: whether Fluid has added it, to run iterations once for several trials.
     """
 
     trial_id: str
@@ -159,6 +162,8 @@ class SubmittedTrial:
     failure: Failure | None = None
     place: int = 0
     seeds: Seeds | None = None
+    start: StartFrom | None = None
+    is_shared_run: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,10 +174,17 @@ class SubmittedGroup(GroupLine):
         group_id: the group.
         trials: the trials by the name under which they are shown, each as the submitted trials that it is made of, in
             order; the last determines its state.
+        shared_runs: those that Fluid has added, to run iterations once for several of them.
     """
 
     group_id: str
     trials: dict[str, list[SubmittedTrial]] = field(default_factory=dict)
+    shared_runs: dict[str, list[SubmittedTrial]] = field(default_factory=dict)
+
+    @property
+    def all(self) -> dict[str, list[SubmittedTrial]]:
+        """The trials, then what Fluid has added."""
+        return {**self.trials, **self.shared_runs}
 
     @property
     def owner_name(self) -> str:
@@ -213,8 +225,18 @@ def read_trial(trial_id: str, entry: Mapping[str, Any], **facts: Any) -> Submitt
         "key": str(entry.get("key", "")),
         "config": config if isinstance(config, Mapping) else {},
         "seeds": Seeds.read(entry.get("seeds")),
+        "start": _start(entry.get("start")),
+        "is_shared_run": entry.get("is_shared_run") is True,
     }
     return SubmittedTrial(trial_id=trial_id, **{**known, **facts})
+
+
+def _start(found: object) -> StartFrom | None:
+    if not isinstance(found, Mapping):
+        return None
+    parent, at, path = (found.get(name) for name in ("parent", "at", "path"))
+    iterations = at if isinstance(at, int) and not isinstance(at, bool) else None
+    return StartFrom(str(parent or ""), iterations, str(path or ""), found.get("is_shared") is True)
 
 
 def submitted_trial(
@@ -235,6 +257,8 @@ def submitted_trial(
         failure=failure,
         place=place,
         seeds=seeds,
+        start=trial.start_from,
+        is_shared_run=trial.is_shared_run,
     )
 
 
@@ -294,7 +318,8 @@ class SubmittedTrials:
                 found[trial.group_id] = SubmittedGroup(
                     *(line.name, line.search, line.requires, line.terms, line.submitted_at), group_id=trial.group_id
                 )
-            found[trial.group_id].trials.setdefault(trial.shown_id, []).append(trial)
+            group = found[trial.group_id]
+            (group.shared_runs if trial.is_shared_run else group.trials).setdefault(trial.shown_id, []).append(trial)
         return tuple(found.values())
 
     def _trials(self, places: Counter[str]) -> Iterator[SubmittedTrial]:
@@ -320,6 +345,8 @@ class SubmittedTrials:
             facts["key"] = str(entry.get("key", known.trial.profile_key))
             facts["budget"] = None if "shown" in entry else known.budget
             facts["failure"] = self._journal.failures.get(trial_id) if state in _WITH_REASON else None
+        if (start := _start(entry.get("start"))) is not None:
+            facts["start"] = start._replace(at=self._journal.forked.get(trial_id, start.at))
         if places is not None:
             facts["place"] = places[group_id]
             places[group_id] += 1

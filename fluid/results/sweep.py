@@ -184,7 +184,9 @@ class SweepResult(PeersNames):
         """A table of the trials, as a pandas DataFrame.
 
         Columns are ``trial``, ``group`` (if there are several), ``state``, ``iteration``, ``seconds``,
-        ``device_seconds`` that its iterations used, ``cost_usd``, what these cost, if the session has a price, then
+        ``device_seconds`` that its iterations used, ``cost_usd``, what these cost, if the session has a price,
+        ``parent`` and ``at``, from which trial's state it starts and after how many iterations, if any trial does, or
+        of iterations ``source``, the trial that ran one for several, if any was run so, then
         ``config/lr`` for each hyperparameter and ``metrics/loss`` for each metric, with nested names joined by ``/``,
         then the trial's best value of the sweep's metric, ``best/loss``, and its iteration, ``best/iteration``, then
         ``checkpoint`` and ``error``.

@@ -45,6 +45,7 @@ def dataframe(
     best = [f"best/{goal.metric}", "best/iteration"] if every == "trial" and goal is not None else []
     if len({trial.group for trial in listed}) <= 1:
         own.remove("group")
+    own += [name for name in ("parent", "at", "source") if any(row.get(name) is not None for row in rows)]
     config = [name for name in names if name.startswith("config/")]
     metrics = [name for name in names if name.startswith("metrics/")]
     return pandas.DataFrame(rows, columns=[*own, *config, *metrics, *best, *last])
@@ -55,6 +56,8 @@ def _trial_rows(trials: Iterable[TrialResult], goal: Goal | None) -> Iterator[di
         checkpoint = trial.checkpoint
         yield {
             **_own(trial, trial.iteration, trial),
+            "parent": None if trial.start is None else trial.start.parent or trial.start.path,
+            "at": None if trial.start is None else trial.start.at,
             **_prefixed("config", trial.config),
             **_prefixed("metrics", trial.metrics),
             **_best(trial, goal),
@@ -75,7 +78,7 @@ def _iteration_rows(trials: Iterable[TrialResult]) -> Iterator[dict[str, Any]]:
         config = _prefixed("config", trial.config)
         for result in trial.results:
             metrics = _prefixed("metrics", result.metrics)
-            yield {**_own(trial, result.iteration, result), **config, **metrics}
+            yield {**_own(trial, result.iteration, result), "source": result.source or None, **config, **metrics}
 
 
 def _own(trial: TrialResult, iteration: int, took: TrialResult | Result) -> dict[str, Any]:

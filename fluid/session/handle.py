@@ -262,7 +262,8 @@ class TrialGroupHandle:
         that they had then.
         """
         standing, ended = self._session.standing([self._inbox.group_id]), self._inbox.states
-        return {trial_id: ended.get(trial_id, state) for trial_id, state in standing.states.items()}
+        states, shared = standing.states.items(), self._inbox.shared_runs
+        return {trial_id: ended.get(trial_id, state) for trial_id, state in states if trial_id not in shared}
 
     @property
     def failures(self) -> dict[str, Failure]:
@@ -501,6 +502,11 @@ class TrialGroupHandle:
             taken = self._forks_of.setdefault(trial_id, itertools.count(1))
             fork_id = next(name for number in taken if (name := f"{trial_id}.{number}") not in self._group)
         start = StartFrom(trial_id, None if at is None else require_integer("at", at, at_least=1))
+        if budget is None and at is not None and at >= parent.budget:
+            reason = (
+                f"leaves nothing to do of the budget of trial {trial_id!r}, {parent.budget} iterations: give budget="
+            )
+            raise InvalidFieldError("at", at, reason)
         made = Trial(
             parent.trainable,
             {**parent.config, **changed},

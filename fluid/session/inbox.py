@@ -119,7 +119,7 @@ class GroupInbox(ChangeWaits):
         self._ended = 0
         self._ended_seconds = 0.0
         #: Runs that trials share, by id, of which the submitter hears as of these.
-        self.shared_runs: set[str] = set()
+        self.shared_runs: frozenset[str] = frozenset()
         #: Why the session ended; ``None`` while it goes on.
         self._broken: BaseException | None = None
 
@@ -225,11 +225,14 @@ class GroupInbox(ChangeWaits):
             first_start=self._began_at,
             results=self._ended,
             result_seconds=self._ended_seconds,
+            shared_runs=self.shared_runs,
         )
 
     def take(self, notice: TrialNotice) -> None:
         """Takes what the engine reports of a trial of the group."""
         if notice.trial_id in self.shared_runs and isinstance(notice, (Report, ReportStart, ReportEnd)):
+            if isinstance(notice, Report):
+                self._count(notice)
             return
         _TAKERS[type(notice)](self, notice)
 
@@ -359,15 +362,11 @@ class GroupInbox(ChangeWaits):
 
     def _take_result(self, report: Report) -> None:
         trial = self._trial_of(report.trial_id)
-        for iteration, at, seconds, metrics in report.iterations:
-            if trial is not None:
+        if trial is not None:
+            for iteration, _, _, metrics in report.iterations:
                 self._tracker.hear(trial, iteration, metrics.numbers)
-            self._began_at = at - seconds if self._began_at is None else min(self._began_at, at - seconds)
-            # The seconds of the only result of a group are that object.
-            self._ended_seconds = self._ended_seconds + seconds if self._ended_seconds else seconds
-        self._ended += report.count
-        end = report.at + self._clock_offset
-        self._last_end = end if self._last_end is None else max(self._last_end, end)
+        if not report.source:
+            self._count(report)
         if self.listener is None:
             self._keep(report, trial)
             self.notify(_RESULTS)
@@ -376,8 +375,18 @@ class GroupInbox(ChangeWaits):
             result = _result(report.trial_id, trial, iteration, seconds, metrics, report, report.usage)
             self._call_listener("on_result", result)
 
+    def _count(self, report: Report) -> None:
+        """Counts iterations and their time; those that were run once for several trials count once."""
+        for _, at, seconds, _ in report.iterations:
+            self._began_at = at - seconds if self._began_at is None else min(self._began_at, at - seconds)
+            # The seconds of the only result of a group are that object.
+            self._ended_seconds = self._ended_seconds + seconds if self._ended_seconds else seconds
+        self._ended += report.count
+        end = report.at + self._clock_offset
+        self._last_end = end if self._last_end is None else max(self._last_end, end)
+
     def _keep(self, report: Report, trial: Trial | None) -> None:
-        place = _ran_at(report.width, report.device_ids, report.rows)
+        place = _ran_at(report.width, report.device_ids, report.rows, report.source)
         whose = report.trial_id if trial is None else trial
         self._reports += [
             _KeptResult(whose, iteration, seconds, metrics.text, metrics.payload, place, report.usage)
@@ -451,17 +460,18 @@ class GroupInbox(ChangeWaits):
 
 
 class _RanAt(NamedTuple):
-    """Where an iteration ran: see :class:`fluid.results.records.Result`."""
+    """Where an iteration ran, and which trial has run it: see :class:`fluid.results.records.Result`."""
 
     width: float
     device_ids: tuple[int, ...]
     rows: int
+    source: str
 
 
 @functools.lru_cache(4096)
-def _ran_at(width: float, device_ids: tuple[int, ...], rows: int) -> _RanAt:
+def _ran_at(width: float, device_ids: tuple[int, ...], rows: int, source: str) -> _RanAt:
     """One object for all that are alike."""
-    return _RanAt(width, device_ids, rows)
+    return _RanAt(width, device_ids, rows, source)
 
 
 class _KeptResult(NamedTuple):
@@ -509,6 +519,7 @@ def _result(
         device_ids=place.device_ids,
         rows=place.rows,
         usage=usage,
+        source=place.source,
         config={} if trial is None else cast(Any, trial),
     )
 

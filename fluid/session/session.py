@@ -493,7 +493,7 @@ class Session:
                 offset = left.results.axis.offsets[-1] + self._folder.shift
                 inbox.take_over(ended, left.recovered.failures, results, offset, trackers[event.group_id])
                 inbox.outcomes, inbox.has_forgotten = left.recovered.outcomes, bool(event.forgotten)
-                inbox.shared_runs.update(past.trial.trial_id for past in event.trials if past.trial.is_shared_run)
+                inbox.shared_runs |= frozenset(past.trial.trial_id for past in event.trials if past.trial.is_shared_run)
                 inbox.note_seeds(payloads[event.group_id])
                 self._pump.inboxes[event.group_id] = inbox
                 self._next_group = max(self._next_group, int(event.group_id) + 1)
@@ -672,7 +672,7 @@ class Session:
     def _take_in(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:
         """Registers trials that the engine has accepted with the backend, and writes them."""
         inbox.note_seeds(payloads)
-        inbox.shared_runs.update(trial.id for trial in payloads if trial.is_shared_run)
+        inbox.shared_runs |= frozenset(trial.id for trial in payloads if trial.is_shared_run)
         for trial, payload in payloads.items():
             rule = self._keeper.admit(inbox.group_id, inbox.group.search, trial)
             self.backend.register(trial.id, payload if rule is None else replace(payload, keep=rule))

@@ -169,7 +169,8 @@ def spec_of(
         keep_last=keep_last,
         fusible=fusible,
         isolated=isolating.isolates(trial, fusible=fusible),
-        extends=None if search is None else search.extends,
+        # What a shared run leaves is wanted later, whatever its trials do.
+        extends=None if search is None or trial.is_shared_run else search.extends,
         start=start,
         is_shared_run=trial.is_shared_run,
         config=tuple(

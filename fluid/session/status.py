@@ -27,7 +27,9 @@ class GroupFacts:
         best: its best result so far; ``None`` if it has none.
         open_metric: the metric of which it shows no best, as nothing says its mode; ``None`` if there is none.
         first_start: when its first iteration began, seconds on the clock of the events; ``None`` before one has ended.
-        results, result_seconds: iterations that have ended in this session, and the sum of their seconds.
+        results, result_seconds: iterations that have ended in this session, and the sum of their seconds; those that
+            were run once for several trials count once.
+        shared_runs: ids of what Fluid has added, to run iterations once for several trials.
     """
 
     name: str
@@ -37,6 +39,7 @@ class GroupFacts:
     first_start: float | None = None
     results: int = 0
     result_seconds: float = 0.0
+    shared_runs: frozenset[str] = frozenset()
 
 
 class Start(NamedTuple):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fluid.engine.events import BY_USER, ELSEWHERE, OFFERED, SET_ASIDE
-from fluid.engine.records import EndedTrial, GroupRecord
+from fluid.engine.records import EndedTrial, GroupRecord, TrialRecord
 from fluid.measure.profile import Profile
 from fluid.policies.engine import EngineState
 from fluid.policies.owners.lateness import GroupLateness
@@ -137,12 +137,13 @@ class StatusReader:
         if (kept := self._kept.get(group_id)) is not None and kept[0] == changes:
             return kept[1]
         facts = known.facts
-        counts, begun, done, total = _count(group, facts.search)
+        trials = _trials_of(self._state, group, facts.shared_runs)
+        counts, begun, done, total = _count(group, trials, facts.search)
         has_ended = not group.live and counts.keys() <= _ENDED
         if facts.search is None:
             eta = self._state.seconds_left(group_id, now)
         else:
-            left, eta = _left_of_search(group, counts.total(), facts.search, facts, now)
+            left, eta = _left_of_search(group, trials, counts.total(), facts, now)
             total = 0 if left is None else done + left
         hangs, awaited = self._state.hangs(group_id, now), self._state.awaited(group_id)
         row = GroupStatus(
@@ -177,9 +178,9 @@ class StatusReader:
         """How the groups of a session that ends stand, for ``session.json``."""
         for group_id, group in self._state.groups.items():
             facts = self._groups[group_id].facts
-            states = Counter(group.past)
-            states.update(PAUSED_BY_USER if each.held == BY_USER else UNFINISHED for each in group.live.values())
-            for ended, number in group.ended.items():
+            states, trials = Counter(group.past), _trials_of(self._state, group, facts.shared_runs)
+            states.update(PAUSED_BY_USER if each.held == BY_USER else UNFINISHED for each in trials.live)
+            for ended, number in trials.ended.items():
                 if not ended.comes_back:
                     states[_shown_as(ended, facts.search)] += number
             best = facts.best
@@ -204,16 +205,40 @@ def _measured_keys(state: EngineState) -> dict[str, tuple[str, str | None]]:
     return {f"{key} on {model or 'unknown model'}": (key, model) for key, model in pairs}
 
 
-def _count(group: GroupRecord, search: Search | None) -> tuple[Counter[str], int, int, int]:
+class _Trials(NamedTuple):
+    """The user's trials of a group, as :class:`fluid.engine.records.GroupRecord` has them with shared runs."""
+
+    live: Collection[TrialRecord]
+    ended: Mapping[EndedTrial, int]
+
+
+def _trials_of(state: EngineState, group: GroupRecord, shared_runs: Collection[str]) -> _Trials:
+    if not shared_runs:
+        return _Trials(group.live.values(), group.ended)
+    live = [trial for trial_id, trial in group.live.items() if trial_id not in shared_runs]
+    known = (state.trials[trial_id] for trial_id in shared_runs if trial_id in group.trial_ids)
+    past = Counter(record.counted for record in known if record.counted is not None)
+    return _Trials(live, Counter(group.ended) - past)
+
+
+def _is_queued(trial: TrialRecord) -> bool:
+    """Whether a trial that the engine has paused waits for the state from which it starts, and not for its user."""
+    return trial.state is TrialState.PAUSED and bool(trial.awaits) and not trial.held
+
+
+def _count(group: GroupRecord, trials: _Trials, search: Search | None) -> tuple[Counter[str], int, int, int]:
     """A group: trials by what is shown of them, how many of them have begun, its iterations done, and those in all."""
     counts, done, total = Counter(group.past), group.past_iterations, group.past_iterations
     begun = counts.total()
-    for trial in group.live.values():
-        counts[_HELD.get(trial.held, "PAUSED") if trial.state is TrialState.PAUSED else trial.state.value] += 1
+    for trial in trials.live:
+        if _is_queued(trial):
+            counts[TrialState.QUEUED.value] += 1
+        else:
+            counts[_HELD.get(trial.held, "PAUSED") if trial.state is TrialState.PAUSED else trial.state.value] += 1
         begun += trial.progress.done > 0 or trial.state is TrialState.RUNNING
         done += min(trial.progress.done, trial.progress.budget)
         total += trial.progress.budget
-    for ended, number in group.ended.items():
+    for ended, number in trials.ended.items():
         if not ended.comes_back:
             counts[_shown_as(ended, search)] += number
             begun += number
@@ -231,20 +256,21 @@ def _shown_as(trial: EndedTrial, search: Search | None) -> str:
 
 
 def _left_of_search(
-    group: GroupRecord, known: int, search: Search, facts: GroupFacts, now: float
+    group: GroupRecord, trials: _Trials, known: int, facts: GroupFacts, now: float
 ) -> tuple[int | None, float | None]:
     """Predicts the iterations that are left of a search, and the seconds that they take; ``None`` where unknown."""
-    if search.trials is None:
+    search = facts.search
+    if search is None or search.trials is None:
         return None, None
     ended, live = Counter(group.past_lengths), Counter[LiveLength]()
-    for past, number in group.ended.items():
+    for past, number in trials.ended.items():
         if past.comes_back:
             continue
         if _shown_as(past, search) == TrialState.PAUSED:
             live[LiveLength(past.done, past.budget, past.budget + past.follow_up_iterations)] += number
         else:
             ended[past.done] += number
-    for progress in (trial.progress for trial in group.live.values()):
+    for progress in (trial.progress for trial in trials.live):
         most = progress.budget + progress.follow_up_iterations
         live[LiveLength(progress.done, progress.budget, most)] += 1
     predicted = forecast_search(ended, live, max(0, search.trials - known))
@@ -286,7 +312,7 @@ def standing_of(state: EngineState, group_ids: Iterable[str], only: str | None =
         found.forgotten[group.group_id] = sum(group.past.values())
         for trial_id in group.trial_ids if only is None else group.trial_ids.keys() & {only}:
             trial = state.trials[trial_id]
-            found.states[trial_id] = trial.state
+            found.states[trial_id] = TrialState.QUEUED if _is_queued(trial) else trial.state
             if trial.held in (SET_ASIDE, OFFERED):
                 found.set_aside.add(trial_id)
                 is_kept = trial.residence.lane is not None and trial.spec.can_save

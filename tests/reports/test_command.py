@@ -88,6 +88,7 @@ def test_json(small_run: Path, tmp_path: Path, capsys: Captured) -> None:
         "on_miss": None,
         "requires": None,
         "trials": 1,
+        "shared_runs": 0,
         "states": {"UNFINISHED": 1},
         "iterations": 1,
         "makespan_s": 2.0,

@@ -133,8 +133,8 @@ class Forks(Policy):
             return  # All its iterations are those of its parent.
         elif parent is None:
             self._fail(trial, f"{start.parent!r}, from which it was to start, was forgotten")
-        elif isinstance(wish.asked, Checkpoint):
-            return
+        elif isinstance(wish.asked, Checkpoint) or self._may_answer(parent, wish.asked):
+            return  # The answer is on its way.
         elif (lane := _lane_of(parent)) is not None and not _is_beyond(parent, start, wish):
             if wish.asked != lane:
                 self._ask_lane(trial, wish, parent, lane)
@@ -142,6 +142,13 @@ class Forks(Policy):
             self._copy(trial, wish, saved)
         else:
             self._await(trial, wish, parent, start)
+
+    def _may_answer(self, parent: TrialRecord, lane_id: int | None) -> bool:
+        """Whether a lane that was told to save a state is still to tell of it, as the trial is about to leave it."""
+        lane = None if lane_id is None else self._core.lanes.get(lane_id)
+        leaving = () if lane is None else (*lane.draining, *lane.dismissed)
+        saving = parent.residence.saving and parent.residence.lane == lane_id
+        return parent.trial_id in leaving or saving
 
     def _ask_lane(self, trial: TrialRecord, wish: _Wish, parent: TrialRecord, lane: int) -> None:
         assert trial.spec.start is not None

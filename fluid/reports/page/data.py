@@ -16,7 +16,8 @@ from fluid.display.format import count, dollars, duration, percent, placement_na
 from fluid.display.names import states_text
 from fluid.errors import InvalidFieldError
 from fluid.reports.analysis.idle import WAITED
-from fluid.reports.page.trials import best_points, pareto_set, progress_data, rounded, trials_data
+from fluid.reports.figures.forks import lineages
+from fluid.reports.page.trials import best_points, pareto_set, progress_data, rounded, shared_data, trials_data
 from fluid.reports.run.run import RecordedRun, run_names
 from fluid.reports.tables.run import fused_text
 from fluid.results.metrics import Goal, is_bookkeeping
@@ -57,7 +58,10 @@ def page_data(
         "trials": trials,
         "texts": texts,
         "runs": [
-            _run_data(run, names[number], metrics, importances[number] if number < len(importances) else {})
+            {
+                **_run_data(run, names[number], metrics, importances[number] if number < len(importances) else {}),
+                "shared": shared_data(run, number, parameters),
+            }
             for number, run in enumerate(runs)
         ],
     }
@@ -94,6 +98,10 @@ def _run_data(
         "progress": [None if metric is None else progress_data(best_points(run, metric)) for metric in known],
         "pareto": pareto_set(run) if len(run.goals) > 1 else [],
         "importances": importances_data(importances),
+        "forks": [
+            [each.row, -1 if each.parent is None else each.parent, each.at, each.last, each.outside]
+            for each in lineages(run.rows)
+        ],
         **_timeline_data(run),
     }
 

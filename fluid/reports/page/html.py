@@ -27,7 +27,7 @@ from fluid.results.metrics import Goal
 #: The scripts, in the order in which they need each other.
 SCRIPTS = (
     *("format", "filter", "draw", "model", "best", "curves", "parallel"),
-    *("scatter", "contour", "table", "detail", "timeline"),
+    *("scatter", "contour", "table", "detail", "timeline", "forks"),
 )
 #: What becomes of names that are no text, such as those of files may be: question marks.
 UNPRINTABLE = "replace"

@@ -10,6 +10,7 @@ const page = (() => {
   draw.chart(byId("contour-box"), contour.drawContour);
   draw.chart(byId("pareto"), scatter.drawPareto);
   draw.chart(byId("timeline"), timeline.drawTimeline);
+  draw.chart(byId("forks-card"), forks.drawForks);
 
   function drawControls() {
     const { data } = now, metricBox = clear(byId("metric"));

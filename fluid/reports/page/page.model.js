@@ -11,6 +11,9 @@ const model = (() => {
     passes: () => true, problem: "", leaders: new Set(), ranked: [],
   };
   const LEADERS = 10;
+  // A row of a run's timeline, or of its forks: a trial, or what Fluid has added to run iterations once for several trials,
+  // which stands in no table and cannot be followed.
+  const ofRow = (run, row) => (row < run.trials ? now.trials[run.first + row] : run.shared[row - run.trials]);
   const keyOf = (trial) => trial.run + "\u0000" + trial.group + "\u0000" + trial.id;
 
   function text(value, digits) {
@@ -165,6 +168,7 @@ const model = (() => {
       list.push({ key: "metrics/" + other.name, title: other.name, names: names(other.name, "metrics/" + other.name), numeric: true, value, off: other.counts || (!other.goal && k > 2), hint: `${word} ${other.name}` });
     });
     list.push({ key: "iterations", title: "iterations", names: names("iterations", "iteration"), numeric: true, value: (trial) => trial.iterations, text: (trial) => (trial.budget === null ? String(trial.iterations) : `${trial.iterations}/${trial.budget}`) });
+    if (now.trials.some((trial) => trial.from)) list.push({ key: "from", title: "from", names: names("from", "parent"), value: (trial) => trial.from || null });
     list.push({ key: "seconds", title: "time", names: names("time", "seconds"), numeric: true, value: (trial) => trial.seconds, text: (trial) => format.duration(trial.seconds) });
     list.push({ key: "device_seconds", title: "device time", names: names("device_time", "device time"), numeric: true, value: (trial) => trial.device_seconds, text: (trial) => format.duration(trial.device_seconds), off: true, hint: "device time: of devices that trials shared, the trial's part" });
     if (data.runs.some((run) => run.price !== null)) {
@@ -242,7 +246,7 @@ const model = (() => {
   }
 
   return {
-    state, now, load, patched, rank, filter, axis, text, category, valueOf, iterationOf, timeOf, lastOf, keptOf, colour, barColour, markColour, metricColour, quality,
+    state, now, load, patched, ofRow, rank, filter, axis, text, category, valueOf, iterationOf, timeOf, lastOf, keptOf, colour, barColour, markColour, metricColour, quality,
     colouring, visible, chosen, leadersOnly, stands, sample, config, metricName, lines, dollarsFor, LEADERS,
   };
 })();

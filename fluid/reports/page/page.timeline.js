@@ -8,7 +8,7 @@ const timeline = (() => {
 
   const run = () => now.runs[state.run];
   const range = () => (state.zoom ? state.zoom : [0, run().drawn || 1]);
-  const trialOf = (row) => now.trials[run().first + row];
+  const trialOf = (row) => model.ofRow(run(), row);
   // The trials of a bar: one, or those of a fused pack.
   const trialsOf = (segment) => (segment[5] || [segment[0]]).map(trialOf);
   const x = (seconds) => { const [from, to] = range(); return left + ((seconds - from) / (to - from)) * plot; };
@@ -74,7 +74,7 @@ const timeline = (() => {
       const [, start, end, , pause] = segments[position];
       if (end < from || start > to) continue;
       const trials = trialsOf(segments[position]), within = only && trials.includes(only);
-      const stands = (each) => now.shown[each.row] && (only ? only === each : !model.leadersOnly() || now.leaders.has(each.row));
+      const stands = (each) => (each.shared ? !only && !model.leadersOnly() : now.shown[each.row] && (only ? only === each : !model.leadersOnly() || now.leaders.has(each.row)));
       const trial = within ? only : trials.find(stands) || trials[0], tall = (lanes * lane - 2 * gap) / slots;
       const a = x(start), b = x(end), top = TOP + first * lane + gap + slot * tall;
       const faded = !trials.some(stands);
@@ -182,7 +182,8 @@ const timeline = (() => {
       if (kept[1] - kept[0] > 4) zoom(secondsAt(kept[0]), secondsAt(kept[1])); else draw.soon(drawGantt);
     } else if (event.target === gantt) {
       const position = hitAt(event);
-      page.choose(position < 0 ? null : trialAt(event, position));
+      const trial = position < 0 ? null : trialAt(event, position);
+      if (!trial || !trial.shared) page.choose(trial);
     }
   });
   gantt.addEventListener("pointermove", (event) => {

@@ -11,7 +11,7 @@ from typing import Any
 from fluid.display.format import count, duration, durations, short_names, shortened, width_name, widths_name
 from fluid.display.palette import colour
 from fluid.reports.run.run import RecordedRun, TrialRun
-from fluid.reports.tables.trials import usage_text
+from fluid.reports.tables.trials import start_text, usage_text
 from fluid.results.best import eligible
 from fluid.results.iterations import flat
 from fluid.results.metrics import is_number, pareto_front
@@ -87,6 +87,8 @@ class TrialsFrame:
             entry["nested"] = _plain(trial.config)
         if trial.files is not None and (kept := trial.files.checkpoints):
             entry["checkpoints"] = [[found.iteration, str(found.path)] for found in kept]
+        if trial.start is not None:
+            entry["from"] = start_text(trial)
         if trial.failure_text:
             texts = trial.traceback[-_LONGEST_TRACEBACK:], logs.end_of(trial)
             entry["failure"] = [trial.failure_text, *(text or None for text in texts)]
@@ -115,6 +117,29 @@ def trials_data(
                 entry["failure"] = [message, *(text and texts.setdefault(text, len(texts)) for text in told)]
             found.append(entry)
     return found, list(frame.parameters), list(texts)
+
+
+def shared_data(run: RecordedRun, number: int, parameters: Sequence[str]) -> list[dict[str, Any]]:
+    """What Fluid has added to a run, to run iterations once for several trials: for the timeline and the forks.
+
+    Args:
+        run: the run.
+        number: its position among the runs.
+        parameters: the names of the hyperparameters, in the order of ``config``.
+    """
+    return [
+        {
+            "run": number,
+            "id": trial.trial_id,
+            "short": trial.trial_id,
+            "shared": True,
+            "colour": colour(row),
+            "state": trial.state.lower(),
+            "config": [_plain(flat(trial.config).get(name)) for name in parameters],
+            "best": [],
+        }
+        for row, trial in enumerate(run.rows[len(run.trials) :], len(run.trials))
+    ]
 
 
 #: When an iteration ended, its value, the row of its trial and its number.
@@ -231,6 +256,7 @@ def _facts(trial: TrialRun) -> dict[str, str]:
         "widths": widths_name(trial.widths) if many else ", ".join(widths),
         "fused": f"with up to {count(most - 1, 'other')}" if most > 1 else "",
         **{title: usage_text(trial, name) for name, title in TITLES.items()},
+        "starts from": "" if trial.start is None else trial.start.text,
         "profile key": trial.key,
     }
     return {name: fact for name, fact in facts.items() if fact}

@@ -28,7 +28,7 @@ from fluid.reports.run.timeline import Timeline
 from fluid.reports.story.history import RunHistory
 from fluid.reports.story.story import Storyteller
 from fluid.reports.story.words import StoryLine
-from fluid.results.iterations import FinishedIterations, files_of, shown_iterations
+from fluid.results.iterations import FinishedIterations, files_of, known_start, shown_iterations
 from fluid.results.metrics import is_number
 from fluid.results.run_files import ReplacedError, time_in_files
 from fluid.results.stored_run import StoredRun, read_run
@@ -153,6 +153,7 @@ class _Content:
                 group.terms,
                 group_id=group.group_id,
                 trials=tuple(self._trial(group, name, parts) for name, parts in group.trials.items()),
+                shared_runs=tuple(self._trial(group, name, parts) for name, parts in group.shared_runs.items()),
             )
             for group in self._submitted
         )
@@ -160,16 +161,16 @@ class _Content:
     def run(self) -> RecordedRun:
         """The run, made of all that was read."""
         files, done, history = self._files, self._done, self._history
-        trials = [trial for group in self._groups for trial in group.trials]
+        trials = _rows(self._groups)
         rows = {(trial.group_id, trial.trial_id): row for row, trial in enumerate(trials)}
         row_of = {
             part.trial_id: rows[group.group_id, name]
             for group in self._submitted
-            for name, parts in group.trials.items()
+            for name, parts in group.all.items()
             for part in parts
         }
         changes, resized = device_events(self._journal, done, row_of)
-        recorded = segments_of([trial.finished for trial in trials])
+        recorded = segments_of([trial.own for trial in trials])
         segments = with_pauses(recorded.segments, resized)
         timeline = Timeline(
             devices_of(self._session, self._journal, segments),
@@ -179,6 +180,7 @@ class _Content:
             changes=tuple(changes),
             packs=recorded.packs,
         )
+        ran_by = done.ran_by
         self._run = RecordedRun(
             files.folder,
             self._session,
@@ -188,9 +190,9 @@ class _Content:
             self._notes,
             stories=_stories(history, files.path, self._submitted, done),
             idle=idle_time(history, timeline),
-            resize_gains=resize_gains(history, done.by_trial),
+            resize_gains=resize_gains(history, ran_by),
             restores=restores_of(history),
-            cohorts=cohorts_of(files.profile, history, done.by_trial),
+            cohorts=cohorts_of(files.profile, history, ran_by),
             clock=_clock(self._session, done, history.zero),
             wall=_wall(self._session, done, history, timeline.makespan),
             is_running=files.is_running,
@@ -206,8 +208,8 @@ class _Content:
         """The run, of which only trials that changed are made anew; ``None`` if more is to be."""
         if self._run is None:
             return None
-        trials = [trial for group in self._groups for trial in group.trials]
-        before = [(trial.group_id, trial.trial_id) for trial in self._run.trials]
+        trials = _rows(self._groups)
+        before = [(trial.group_id, trial.trial_id) for trial in self._run.rows]
         if before != [(trial.group_id, trial.trial_id) for trial in trials[: len(before)]]:
             return None
         files, done, history = self._files, self._done, self._history
@@ -266,6 +268,12 @@ class _Content:
         return known[1]
 
 
+def _rows(groups: Sequence[GroupRun]) -> list[TrialRun]:
+    """The trials, then what Fluid has added, in the order of :attr:`RecordedRun.rows`."""
+    trials = [trial for group in groups for trial in group.trials]
+    return trials + [shared for group in groups for shared in group.shared_runs]
+
+
 def _trial_run(
     path: Path, name: str, parts: Sequence[SubmittedTrial], done: FinishedIterations, search: Search | None
 ) -> TrialRun:
@@ -278,6 +286,7 @@ def _trial_run(
     if search is not None and search.shape is not None:
         shown["budget"] = max(shown["budget"] or 0, search.shape.rungs[-1])
     finished = tuple(iteration for part in parts for iteration in shown_iterations(part, done))
+    shown["start"] = known_start(parts[0].start, ((one.number, one.source) for one in finished))
     return TrialRun(**{**shown, "trial_id": name}, finished=finished, files=files_of(path, parts))
 
 
@@ -297,7 +306,7 @@ def _stories(
         done: their iterations.
         only: the submitted trials of which the stories are wanted; ``None`` for all.
     """
-    shown_as = {part.trial_id: (group, part) for group in groups for parts in group.trials.values() for part in parts}
+    shown_as = {part.trial_id: (group, part) for group in groups for parts in group.all.values() for part in parts}
     teller = Storyteller(
         history,
         name_of=lambda trial: shown_as[trial][1].shown_id if trial in shown_as else trial,
@@ -309,7 +318,7 @@ def _stories(
     wanted = [
         (trial, group, part)
         for trial, (group, part) in shown_as.items()
-        if only is None or any(each.trial_id in only for each in group.trials[part.shown_id])
+        if only is None or any(each.trial_id in only for each in group.all[part.shown_id])
     ]
     for trial, group, part in wanted:
         lines = teller.tell(trial, tuple(shown_iterations(part, done)))

@@ -68,30 +68,35 @@ class TrialRun(SubmittedTrial):
         return max((iteration.number for iteration in self.finished), default=0)
 
     @cached_property
+    def own(self) -> tuple[StoredIteration, ...]:
+        """The finished iterations that it ran itself, in order: time and devices count once, with who used them."""
+        return tuple(iteration for iteration in self.finished if not iteration.source)
+
+    @cached_property
     def seconds(self) -> float:
-        """Total wall time of its iterations."""
-        return math.fsum(iteration.seconds for iteration in self.finished)
+        """Total wall time of the iterations that it ran itself."""
+        return math.fsum(iteration.seconds for iteration in self.own)
 
     @cached_property
     def device_seconds(self) -> float:
-        """Seconds of devices that its iterations used; of devices that trials shared, its part."""
-        return math.fsum(iteration.device_seconds for iteration in self.finished)
+        """Seconds of devices that these used; of devices that trials shared, its part."""
+        return math.fsum(iteration.device_seconds for iteration in self.own)
 
     @cached_property
     def most_fused(self) -> int:
         """The most trials with which it was fused in one step, itself included; 1 if it never was."""
-        return max((iteration.rows for iteration in self.finished), default=1)
+        return max((iteration.rows for iteration in self.own), default=1)
 
     @cached_property
     def usage(self) -> Usage:
-        """What its iterations used in all, besides time, as far as that was measured."""
-        return Usage.total(iteration.usage for iteration in self.finished)
+        """What these used in all, besides time, as far as that was measured."""
+        return Usage.total(iteration.usage for iteration in self.own)
 
     @cached_property
     def widths(self) -> Mapping[float, float]:
         """Seconds at each width; the widths in order of first use."""
         found: dict[float, float] = {}
-        for iteration in self.finished:
+        for iteration in self.own:
             found[iteration.width] = found.get(iteration.width, 0.0) + iteration.seconds
         return found
 
@@ -113,10 +118,10 @@ class TrialRun(SubmittedTrial):
 
     @cached_property
     def span(self) -> tuple[float, float]:
-        """When its first iteration started and its last one ended, seconds; infinite if it has none."""
+        """When its first iteration started and its last one ended, of its own, seconds; infinite if it has none."""
         return (
-            min((iteration.start for iteration in self.finished), default=math.inf),
-            max((iteration.end for iteration in self.finished), default=-math.inf),
+            min((iteration.start for iteration in self.own), default=math.inf),
+            max((iteration.end for iteration in self.own), default=-math.inf),
         )
 
     @cached_property
@@ -129,7 +134,7 @@ class TrialRun(SubmittedTrial):
         return sum(
             max(before.width, 1.0) != max(after.width, 1.0)
             or ((before.width < 1.0) != (after.width < 1.0) and self.most_fused == 1)
-            for before, after in zip(self.finished, self.finished[1:], strict=False)
+            for before, after in zip(self.own, self.own[1:], strict=False)
         )
 
     def best(self, metric: str, *, less: bool) -> float | None:
@@ -144,10 +149,23 @@ class GroupRun(GroupLine):
     Attributes:
         group_id: the group.
         trials: its trials, in order of submission.
+        shared_runs: what Fluid has added, to run iterations once for several of them.
     """
 
     group_id: str
     trials: tuple[TrialRun, ...]
+    shared_runs: tuple[TrialRun, ...] = ()
+
+    @property
+    def rows(self) -> tuple[TrialRun, ...]:
+        """All that ran."""
+        return (*self.trials, *self.shared_runs)
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """When its first iteration started and its last one ended, seconds; infinite if it has none."""
+        starts, ends = zip((math.inf, -math.inf), *(trial.span for trial in self.rows), strict=True)
+        return min(starts), max(ends)
 
     @property
     def said(self) -> str:
@@ -173,13 +191,13 @@ class GroupRun(GroupLine):
     @property
     def device_seconds(self) -> float:
         """Seconds of devices that iterations of its trials used."""
-        return math.fsum(trial.device_seconds for trial in self.trials)
+        return math.fsum(trial.device_seconds for trial in self.rows)
 
     @property
     def makespan(self) -> float:
         """Seconds from the first start to the last finish."""
-        spans = [trial.span for trial in self.trials if trial.finished]
-        return max(end for _, end in spans) - min(start for start, _ in spans) if spans else 0.0
+        start, end = self.span
+        return max(0.0, end - start)
 
 
 @dataclass(frozen=True)
@@ -190,7 +208,7 @@ class RecordedRun:
         path: the run folder.
         session: the content of ``session.json``.
         groups: in order of submission.
-        timeline: which trial ran on which devices, and when; a row per trial, in the order of :attr:`trials`.
+        timeline: which trial ran on which devices, and when; a row per trial, in the order of :attr:`rows`.
         keys: the measurements, by profile key.
         notes: one sentence for each thing that could not be read, and for each device that was given up.
         stories: what happened to each trial, by group and id.
@@ -279,9 +297,8 @@ class RecordedRun:
         """The forecasts of groups that have ended, beside their ends."""
         found: list[ComparedForecast] = []
         for group in self.groups:
-            spans = [trial.span for trial in group.trials if trial.finished]
-            if spans and not group.is_open:
-                start, end = min(start for start, _ in spans), max(end for _, end in spans)
+            start, end = group.span
+            if start <= end and not group.is_open:
                 found += compared(group.name, self.forecasts.get(group.group_id, ()), start, end)
         return found
 
@@ -314,6 +331,11 @@ class RecordedRun:
         return tuple(trial for group in self.groups for trial in group.trials)
 
     @cached_property
+    def rows(self) -> tuple[TrialRun, ...]:
+        """All trials, then what Fluid has added, to run iterations once for several of them."""
+        return (*self.trials, *(shared for group in self.groups for shared in group.shared_runs))
+
+    @cached_property
     def metrics(self) -> tuple[str, ...]:
         """Names of the numeric metrics: those that searches optimise, then the trials' others, then bookkeeping."""
         names = dict.fromkeys(name for trial in self.trials for name in trial.ranges)
@@ -339,7 +361,7 @@ class RecordedRun:
     @cached_property
     def resizes(self) -> int:
         """Number of resizes of all trials."""
-        return sum(trial.resizes for trial in self.trials)
+        return sum(trial.resizes for trial in self.rows)
 
 
 def run_names(runs: Sequence[RecordedRun]) -> list[str]:

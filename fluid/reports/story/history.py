@@ -164,6 +164,11 @@ def is_elsewhere(paused: Entry) -> bool:
     return paused.fields.get("why") in (ELSEWHERE, "extended")
 
 
+def is_awaiting(why: str) -> bool:
+    """Whether a trial is queued for the state from which it starts, and not for a device."""
+    return why.startswith(("waits for the state of", "waits for its start state"))
+
+
 def why_paused(paused: Entry) -> str:
     """Why a trial rests, in words."""
     return _WORDS.get(str(paused.fields.get("why")), "paused by the user")
@@ -184,6 +189,7 @@ class RunHistory:
 
     Attributes:
         of_trial: the entries that name a trial, by submitted trial.
+        done: the newest iteration that each submitted trial has reported.
         group_of: the group of each submitted trial.
         lateness: how groups stood with regard to their deadlines, in order, by group.
         stays, waits: by submitted trial, in order.
@@ -206,6 +212,7 @@ class RunHistory:
         self.stays: dict[str, list[Stay]] = {}
         self.waits: dict[str, list[Wait]] = {}
         self.lateness: dict[str, list[Entry]] = {}
+        self.done: dict[str, int] = {}
         self.group_of: dict[str, str] = {}
         self.measured: dict[str, list[Measured]] = {}
         self.key_of: dict[str, str] = {}
@@ -248,6 +255,7 @@ class RunHistory:
             "DeviceDraining": self._draining,
             "SessionDraining": self._draining,
             "ReportEnd": self._ended,
+            "IterationReported": self._reported,
             "NoteLateness": self._stands,
         }
         self._clock = done.clock() if done.by_trial else None
@@ -431,7 +439,9 @@ class RunHistory:
         trial = str(entry.fields["trial_id"])
         self.paused.discard(trial)
         self._leave(trial, entry.at)
-        self._wait(trial, entry.at)
+        self._end_wait(trial, entry.at)
+        if not is_awaiting(str(entry.fields.get("why"))):
+            self._wait(trial, entry.at)
 
     def _paused(self, entry: Entry) -> None:
         trial = str(entry.fields["trial_id"])
@@ -453,6 +463,9 @@ class RunHistory:
         alone = float(seconds) if was_alone and isinstance(seconds, (int, float)) and seconds > 0.0 else None
         found = Measured(entry.at, int(fields["packing"]), float(fields["alpha"]), fields.get("model"), alone, rows)
         self.measured.setdefault(str(fields["profile_key"]), []).append(found)
+
+    def _reported(self, entry: Entry) -> None:
+        self.done[str(entry.fields["trial_id"])] = int(entry.fields["iteration"])
 
     def _ended(self, entry: Entry) -> None:
         trial = str(entry.fields["trial_id"])

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from fluid.display.format import count, duration
 from fluid.reports.analysis.cohorts import predicted_text
 from fluid.reports.analysis.restores import set_up_words
-from fluid.reports.story.history import UNUSABLE, Entry, RunHistory, Stay, is_elsewhere, why_paused
+from fluid.reports.story.forks import awaits_text, forked_line, shared_lines, starts_from
+from fluid.reports.story.history import UNUSABLE, Entry, RunHistory, Stay, is_awaiting, is_elsewhere, why_paused
 from fluid.reports.story.waits import SHORTEST_WAIT, WaitTeller, fusing_ended
 from fluid.reports.story.words import (
     StoryLine,
@@ -94,7 +95,8 @@ class _Story:
         self._history = teller.history
         self._named = partial(devices_name, kinds=teller.history.kinds)
         self._trial = trial
-        self._iterations = iterations
+        self._iterations = [one for one in iterations if not one.source]
+        self._shared = [one for one in iterations if one.source]
         self._entries = teller.history.of_trial.get(trial, [])
         self._budget = 0
         self._ended = False
@@ -114,6 +116,7 @@ class _Story:
             "ReportSetBack": self._set_back,
             "NoteTrial": lambda entry: StoryLine(entry.at, "told", str(entry.fields["text"])),
             "TrialSaved": self._saved,
+            "TrialForked": self._forked,
             "BudgetExtended": self._extended,
             "StopRequested": self._stop,
             "PauseRequested": lambda entry: StoryLine(entry.at, "pause", "the user paused it"),
@@ -132,6 +135,7 @@ class _Story:
         found += fusing_ended(self._history, self._trial, self._iterations)
         found += self._stands()
         found += self._ran(found)
+        found += shared_lines(self._shared, self._teller.name_of)
         # What waits and iterations began at the same time as an entry follows it.
         found.sort(key=lambda line: line.at)
         if not self._ended and self._entries:
@@ -152,6 +156,8 @@ class _Story:
     def _submitted(self, entry: Entry) -> StoryLine:
         self._budget = int(entry.fields["budget"])
         text = f"submitted, to run {count(self._budget, 'iteration')}{needs_text(entry.fields)}"
+        if isinstance(start := entry.fields.get("start"), Mapping):
+            text += f"; {starts_from(start, self._teller.name_of)}"
         return StoryLine(entry.at, "submitted", text, {"iterations": self._budget})
 
     def _recovered(self, entry: Entry) -> StoryLine:
@@ -312,6 +318,10 @@ class _Story:
         text += f" to {medium_name(checkpoint)} in {duration(seconds)}"
         return StoryLine(entry.at, "saved", text, {"seconds": seconds, "path": checkpoint.get("path")})
 
+    def _forked(self, entry: Entry) -> StoryLine:
+        """The state from which it starts was saved for it, or could not be."""
+        return forked_line(entry, self._teller.name_of)
+
     def _preempted(self, entry: Entry) -> StoryLine:
         successor, together = entry.fields.get("successor"), entry.fields.get("co_residents")
         if isinstance(successor, str):
@@ -330,6 +340,10 @@ class _Story:
         if why in ("extended", "resumed by the user"):  # Another entry says so.
             return None
         facts = {"iteration": iteration, "kind": kind, "failures": fields.get("failures")}
+        if why.startswith("starts from the state"):  # Another entry says so.
+            return None
+        if is_awaiting(why):
+            return StoryLine(entry.at, "awaits", why, facts)
         if kind is None:
             event = "paused" if why.startswith(("waits to go on", "made room for")) else f"queued again ({why})"
             return StoryLine(entry.at, "queued", f"{event}; it goes on {after_iteration(iteration)}", facts)
@@ -386,10 +400,21 @@ class _Story:
             text += f"; log: {self._teller.log_of(self._trial)}"
         return StoryLine(entry.at, "ended", text, {"state": state, "iteration": iteration})
 
+    def _awaits(self) -> str | None:
+        """What it waits for, whose state to start from was not there when the journal was read; ``None`` if it was."""
+        specs = [entry.fields for entry in self._entries if entry.what in ("GroupSubmitted", "TrialsAdded")]
+        start = specs[-1].get("start") if specs else None
+        has_begun = self._iterations or self._shared or self._history.stays.get(self._trial)
+        if not isinstance(start, Mapping) or has_begun or any(each.what == "TrialForked" for each in self._entries):
+            return None
+        return awaits_text(start, self._teller.name_of, self._history.done.get(str(start.get("parent")), 0))
+
     def _unfinished(self) -> StoryLine:
         at = max(self._history.end, max((one.end for one in self._iterations), default=-math.inf))
         if self._trial in self._history.paused:
             return StoryLine(at, "unfinished", "was paused by the user when the journal was read")
+        if (waits := self._awaits()) is not None:
+            return StoryLine(at, "unfinished", waits)
         if self._history.is_waiting(self._trial):
             return StoryLine(at, "unfinished", "waited for a device when the journal was read")
         stays = self._history.stays.get(self._trial, [])

@@ -20,8 +20,9 @@ class StoryLine:
     Attributes:
         at: seconds since the first iteration of the run began; negative before.
         what: one word: ``"submitted"``, ``"waited"``, ``"started"``, ``"ran"``, ``"resized"``, ``"saved"``,
-            ``"preempted"``, ``"queued"``, ``"hung"``, ``"set_back"``, ``"extended"``, ``"resumed"``, ``"stop"``,
-            ``"pause"``, ``"paused"``, ``"resume"``, ``"deadline"``, ``"ended"``, ``"told"`` or ``"unfinished"``.
+            ``"awaits"``, ``"forked"``, ``"shared"``, ``"preempted"``, ``"queued"``, ``"hung"``, ``"set_back"``,
+            ``"extended"``, ``"resumed"``, ``"stop"``, ``"pause"``, ``"paused"``, ``"resume"``, ``"deadline"``,
+            ``"ended"``, ``"told"`` or ``"unfinished"``.
         text: one sentence without its period.
         facts: the figures in it: seconds, iterations, indices.
     """

@@ -32,6 +32,7 @@ from fluid.reports.tables.trials import (
     trials_table,
 )
 from fluid.results.metrics import Goal
+from fluid.results.submitted import SubmittedTrial
 from fluid.wire import plain
 
 _LONGEST_NAME = 32
@@ -146,6 +147,7 @@ def as_json(run: RecordedRun, goal: Goal | None = None, importances: Importances
                 "on_miss": None if due is None else due.on_miss,
                 "requires": None if group.requires is None else str(group.requires),
                 "trials": len(group.trials),
+                "shared_runs": len(group.shared_runs),
                 "states": dict(group.states),
                 "iterations": group.iterations,
                 "makespan_s": group.makespan,
@@ -212,6 +214,7 @@ def _trial_json(trial: TrialRun) -> dict[str, Any]:
         "log": None if log is None else str(log),
         "iterations": trial.iterations,
         "budget": trial.budget,
+        "start": start_json(trial),
         "seconds": trial.seconds,
         "device_seconds": trial.device_seconds,
         "usage": plain(trial.usage),
@@ -221,6 +224,11 @@ def _trial_json(trial: TrialRun) -> dict[str, Any]:
         "least": {name: low for name, (low, _) in trial.ranges.items()},
         "greatest": {name: high for name, (_, high) in trial.ranges.items()},
     }
+
+
+def start_json(trial: SubmittedTrial) -> dict[str, Any] | None:
+    """From which state of another trial it starts, as data; ``None`` if it begins afresh."""
+    return None if trial.start is None else trial.start._asdict()
 
 
 def story_json(run: RecordedRun, trial: TrialRun) -> list[dict[str, Any]]:

@@ -46,6 +46,7 @@ _FACTS: dict[str, Callable[[RecordedRun, Sequence[TrialRun]], list[str]]] = {
     "device time": lambda run, trials: durations([trial.device_seconds for trial in trials]),
     "cost": lambda run, trials: _costs(run, trials),
     "widths": lambda run, trials: [widths_name(trial.widths) for trial in trials],
+    "from": lambda run, trials: [start_text(trial) for trial in trials],
 }
 
 
@@ -86,6 +87,13 @@ def metric_text(value: float) -> str:
 def iterations_text(trial: TrialRun) -> str:
     """How many iterations a trial has finished, and of how many if that is known: ``"3/9"``."""
     return f"{trial.iterations}" if trial.budget is None else f"{trial.iterations}/{trial.budget}"
+
+
+def start_text(trial: TrialRun) -> str:
+    """The trial from whose state one starts, and after how many iterations: ``"a@8"``; empty if it begins afresh."""
+    if trial.start is None:
+        return ""
+    return f"{trial.start.parent or trial.start.path}@{'newest' if trial.start.at is None else trial.start.at}"
 
 
 def usage_text(trial: TrialRun, name: str) -> str:
@@ -163,7 +171,8 @@ def trials_table(run: RecordedRun, goal: Goal | None, style: TableStyle) -> list
     # The wall times of fused trials add up to many times the run's.
     facts = ["device time" if fused else "time", *(["cost"] if run.paid.price is not None else [])]
     used = [title for name, title in TITLES.items() if any(getattr(trial.usage, name) for trial in run.trials)]
-    last = [_fact_column(run, name, trials) for name in [*facts, *(["widths"] if widths else []), *used]]
+    forks = ["from"] if any(trial.start is not None for trial in run.trials) else []
+    last = [_fact_column(run, name, trials) for name in [*forks, *facts, *(["widths"] if widths else []), *used]]
     fitting = _fitting(style.width, rows, trials, first, parameters)
     shown = [*first, *parameters[:fitting]]
     if fitting == len(parameters):
@@ -260,7 +269,7 @@ def _parameter_column(name: str, configs: Sequence[Mapping[str, Any]]) -> _Trial
 
 
 def _fact_column(run: RecordedRun, name: str, trials: Sequence[TrialRun]) -> _TrialColumn:
-    return _TrialColumn(name, _FACTS[name](run, trials), is_figure=name != "widths")
+    return _TrialColumn(name, _FACTS[name](run, trials), is_figure=name not in ("widths", "from"))
 
 
 def _costs(run: RecordedRun, trials: Sequence[TrialRun]) -> list[str]:

@@ -16,7 +16,7 @@ from fluid.display.names import state_style
 from fluid.errors import InvalidFieldError
 from fluid.reports.run.run import RecordedRun, TrialRun
 from fluid.reports.story.words import StoryLine
-from fluid.reports.tables.run import story_json
+from fluid.reports.tables.run import start_json, story_json
 
 #: Most similar names that the error about an unknown trial lists.
 _MOST_MATCHES = 5
@@ -30,12 +30,12 @@ def find_trials(run: RecordedRun, name: str) -> list[TrialRun]:
     Raises:
         InvalidFieldError: there is none; the message lists similar names.
     """
-    found = [trial for trial in run.trials if trial.trial_id == name]
+    found = [trial for trial in run.rows if trial.trial_id == name]
     if not found:
-        found = [trial for trial in run.trials if trial.files and name in dict(trial.files.submitted)]
+        found = [trial for trial in run.rows if trial.files and name in dict(trial.files.submitted)]
     if found:
         return found
-    names = list(dict.fromkeys(trial.trial_id for trial in run.trials))
+    names = list(dict.fromkeys(trial.trial_id for trial in run.rows))
     close = [other for other in names if name and name in other][:_MOST_MATCHES]
     close += [other for other in difflib.get_close_matches(name, names, n=_MOST_MATCHES) if other not in close]
     hint = f"did you mean {', '.join(close[:_MOST_MATCHES])}?" if close else f"it has {count(len(names), 'trial')}"
@@ -71,6 +71,8 @@ def as_json(run: RecordedRun, trials: Sequence[TrialRun]) -> dict[str, Any]:
                 "state": trial.state,
                 "iterations": trial.iterations,
                 "budget": trial.budget,
+                "start": start_json(trial),
+                "is_shared_run": trial.is_shared_run,
                 "failure": trial.failure_text,
                 "seeds": None if trial.seeds is None else trial.seeds._asdict(),
                 "story": story_json(run, trial),
@@ -87,6 +89,7 @@ def _headline(run: RecordedRun, trial: TrialRun) -> Text:
         group = groups.get(trial.group_id)
         line.append(f" of {printable(trial.group_id if group is None else group.name)}")
         line.append(f" ({printable(group.said)})" if group is not None and group.said else "")
+    line.append(" (a shared run, which Fluid has added)" if trial.is_shared_run else "")
     line.append(": ").append(trial.state.lower(), style=state_style(trial.state))
     of_budget = "" if trial.budget is None else f" of {trial.budget}"
     return line.append(f", {trial.iterations}{of_budget} iterations in {duration(trial.seconds)}")

@@ -491,6 +491,7 @@ def _result_lines(report: Report, shift: float) -> list[str]:
     whose = f'{{"group": {json.dumps(report.group_id)}, "trial": {json.dumps(report.trial_id)}, "iteration": '
     where = f', "width": {report.width!r}, "devices": {list(report.device_ids)}, "at": '
     end = f', "rows": {report.rows}' if report.rows > 1 else ""
+    end += f', "source": {json.dumps(report.source)}' if report.source else ""
     end += "}" if report.usage is NO_USAGE else f', "usage": {json.dumps(plain(report.usage))}}}'
     return [
         f'{whose}{iteration}, "metrics": {metrics.text}, "seconds": {seconds!r}{where}{at + shift!r}{end}'

@@ -356,7 +356,8 @@ def _read(folder: Path, ends: Mapping[str, int]) -> LeftSession:
     groups = _groups(recovered, stored, trials, written)
     best = _Trackers(groups, written, recovered)
     results = EarlierResults.scan(folder, ends.get(RESULTS, 0), best.hear)
-    missing = {name: parts for name, n in recovered.reported.items() if (parts := results.gaps.of(name, n))}
+    reported, skipped = recovered.reported.items(), recovered.skipped
+    missing = {name: parts for name, n in reported if (parts := results.gaps.of(name, n, skipped.get(name, 0)))}
     lost = _agree(recovered, results, stored, problems)
     _tell_of_gaps(folder, missing, recovered)
     recovered.profile = recovered.profile or _profile(folder)
@@ -468,8 +469,9 @@ def _unpickle(stored: Mapping[str, StoredTrial], written: WrittenLines) -> tuple
                 if trial.trainable not in trainables:
                     broken[trial.trainable] = problem
         problems[trial_id] = problem
-        trials[trial_id] = Trial(
-            partial(_raise_lost, problem), trial.load_config(), shown=written.shown.get(trial_id), **trial.fields
+        shown, stand_in = written.shown.get(trial_id), partial(_raise_lost, problem)
+        trials[trial_id] = Trial.of_checked(
+            {"trainable": stand_in, "config": trial.load_config(), "shown": shown, **trial.fields}
         )
     for problem in dict.fromkeys(problems.values()):
         ids = [trial_id for trial_id, one in problems.items() if one == problem]
