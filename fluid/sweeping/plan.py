@@ -12,6 +12,7 @@ from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.random_state import Seeds
 from fluid.resources import Requires
+from fluid.results.iterations import known_start
 from fluid.results.metrics import Goal
 from fluid.results.records import Result, Shared, TrialFiles, TrialResult
 from fluid.results.submitted import UNFINISHED
@@ -167,6 +168,7 @@ class SweepTrial:
         failure: why it failed; ``None`` if it has not.
         is_told: whether the searcher knows, or is about to know, what came of the suggestion.
         results: its iterations.
+        start: the state of another trial from which it starts; ``None`` if it begins afresh.
     """
 
     number: int
@@ -183,6 +185,7 @@ class SweepTrial:
     failure: Failure | None = None
     is_told: bool = False
     results: list[Result] = field(default_factory=list)
+    start: StartFrom | None = None
 
     @property
     def values(self) -> tuple[float, ...] | None:
@@ -235,6 +238,7 @@ class SweepTrial:
             failure=self.failure,
             seeds=seeds,
             files=TrialFiles(run_dir, ((self.trial_id, 0),)),
+            start=known_start(self.start, ((result.iteration, result.source) for result in self.results)),
         )
 
 

@@ -140,6 +140,7 @@ class SweepTrials:
             at=at,
             **self._plan.trial_options,
         )
+        trial.start = made.start_from
         trial.config = made.config  # What runs, whatever the searcher does with what it suggested.
         return made
 
