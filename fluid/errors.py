@@ -146,6 +146,24 @@ class Infeasible(Exception):
     """
 
 
+class PrefixEndedError(FluidError):
+    """A run that several trials share asked a schedule for a value that they do not have in common.
+
+    The trial is then run by itself. It is an ``Exception``, and none that code expects of a missing key or an end:
+    workers of data loaders and pools hand it on to the process that waits for them, which they do of no other
+    ``BaseException``. Code that catches it, and goes on with a value of its own, is found all the same.
+
+    Example:
+        >>> from fluid.search import PrefixEndedError, schedule
+        >>> common = schedule({0: 0.1, 20: 0.01}).until(20)
+        >>> try:
+        ...     common.at(20)
+        ... except PrefixEndedError as error:
+        ...     print(str(error)[:78])
+        a run that several trials share asked for the value of iteration 20 of a sched
+    """
+
+
 class MissingDependencyError(FluidError, ImportError):
     """An optional dependency is needed and not installed; the message holds the install command.
 

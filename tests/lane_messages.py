@@ -2,7 +2,18 @@
 
 from typing import Any
 
-from fluid.engine.commands import Answer, Call, LimitMemory, LimitRows, Pause, RunIteration, Save, StartTrial, StopLane
+from fluid.engine.commands import (
+    Answer,
+    Call,
+    Fork,
+    LimitMemory,
+    LimitRows,
+    Pause,
+    RunIteration,
+    Save,
+    StartTrial,
+    StopLane,
+)
 from fluid.engine.commands import StopTrial as Stop
 from fluid.engine.events import Checkpoint, PausePurpose
 from fluid.lane.protocol import SetUpTrial
@@ -17,9 +28,17 @@ def set_up(
     iterations: int,
     checkpoint: Checkpoint | None = None,
     limit_bytes: float | None = None,
+    must_restore: bool = False,
     **facts: Any,
 ) -> SetUpTrial:
-    start = StartTrial(trial_id, HERE, iterations=iterations, checkpoint=checkpoint, limit_bytes=limit_bytes)
+    start = StartTrial(
+        trial_id,
+        HERE,
+        iterations=iterations,
+        checkpoint=checkpoint,
+        limit_bytes=limit_bytes,
+        must_restore=must_restore,
+    )
     return SetUpTrial(start, key, config, **facts)
 
 
@@ -57,3 +76,7 @@ def answer(trial_id: str, request_id: int, payload: bytes | None, failed: bool =
 
 def shut_down() -> StopLane:
     return StopLane(0)
+
+
+def fork(trial_id: str, child: str, at: int | None = None) -> Fork:
+    return Fork(trial_id, HERE, child=child, at=at)

@@ -45,7 +45,6 @@ LAYERS = (
     layer(0, "random_state user_values given_fields"),
     layer(1, "_clock _imports directions keeping resources search_shape user_calls"),
     layer(1, "trial_fields wire", "msgspec"),
-    layer(1, "prefix_end"),
     layer(2, "waiting trialgroup"),
     layer(2, "trainables", "cloudpickle ray msgspec"),
     layer(2, "processes"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ def read_records(run_dir: str | Path, metric: object = None, mode: object = None
     gangs = {trial for trial, history in run.journal.histories.items() if history.trial.gang}
     fusion = _fusion_in(run, overheads)
     alone = _AloneSeconds(profile, overheads, fusion, devices_in(run.session), gangs)
-    trials = tuple(_trials(run, alone, _ended_early(run.entries), _memory_of(profile)))
+    trials = tuple(_with_parents(run, list(_trials(run, alone, _ended_early(run.entries), _memory_of(profile)))))
     goals = goals_of(*completed(metric, mode, [group.search for group in run.groups]))
     return RunRecords(run.path, run.name, run.date, goals, trials, overheads, fusion, tuple(run.notes))
 
@@ -181,6 +181,22 @@ def _trials(
                     failed=last.state == TrialState.FAILED.value,
                     memory_bytes=max(known, default=None),
                 )
+
+
+def _with_parents(run: StoredRun, trials: Sequence[RecordedTrial]) -> Iterator[RecordedTrial]:
+    """The trials, those that start from another's state with what that had done until then: it led to what they did."""
+    starts = {name: parts[0].start for group in run.groups for name, parts in group.trials.items()}
+    known = {trial.trial_id: trial for trial in trials}
+    for trial in trials:
+        start, before = starts[trial.trial_id], dict[int, ReplayedIteration]()
+        seen = {trial.trial_id}
+        while start is not None and start.parent in known and start.parent not in seen and not start.path:
+            seen.add(start.parent)
+            until = start.at if start.at is not None else min(trial.iterations) - 1
+            done = known[start.parent].iterations
+            before = {number: one for number, one in done.items() if number <= until} | before
+            start = starts[start.parent]
+        yield replace(trial, iterations={**before, **trial.iterations})
 
 
 class _AloneSeconds:

@@ -158,9 +158,9 @@ class FinishedIterations(TimeAxis):
         return self.latest - self.origin if math.isfinite(self.latest) else 0.0
 
     @property
-    def ran_by(self) -> dict[str, list[StoredIteration]]:
+    def ran_by(self) -> dict[str, Sequence[StoredIteration]]:
         """Those that each trial ran itself, in order."""
-        return {name: [one for one in done if not one.source] for name, done in self.by_trial.items()}
+        return {name: ran_itself(done) for name, done in self.by_trial.items()}
 
     def extend(self, reported: Iterable[StoredIteration]) -> bool:
         """Adds iterations, given in the order reported.
@@ -208,6 +208,11 @@ class RunClock:
         self._latest = at
         offsets = self._done.offsets
         return at + offsets[min(self._resets, len(offsets) - 1)] - self._done.origin
+
+
+def ran_itself(iterations: Sequence[StoredIteration]) -> Sequence[StoredIteration]:
+    """Those of a trial's iterations that it ran itself; the same object if these are all, as of most trials."""
+    return [one for one in iterations if not one.source] if any(one.source for one in iterations) else iterations
 
 
 def _end(iteration: StoredIteration) -> float:
@@ -312,11 +317,15 @@ def known_start(start: StartFrom | None, iterations: Iterable[tuple[int, str]]) 
         start: as it was submitted.
         iterations: the numbers and the sources of its iterations, in order.
     """
-    known = list(iterations)
+    left = iter(iterations)
+    first = next(left, (0, ""))
+    if start is None and not first[1]:
+        return None  # Shared ones come first.
+    known = [first, *left] if first[0] else []
     shared = [each for each in known if each[1]]
     own = next((number for number, source in known if not source), None)
     if start is None:
-        return StartFrom(shared[-1][1], shared[-1][0], is_shared=True) if shared else None
+        return StartFrom(shared[-1][1], shared[-1][0], is_shared=True)
     if start.is_shared:
         return None if own is not None and start.at is not None and own <= start.at else start
     return start._replace(at=own - 1) if start.at is None and own is not None else start

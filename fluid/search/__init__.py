@@ -4,14 +4,16 @@ A search space maps names to distributions, lists of choices and constants, or i
 imports numpy, and Optuna where a space or a sampler needs it. Start reading in :mod:`fluid.search.space`; a new
 sampler goes into :mod:`fluid.search.samplers`, what asks a search library into :mod:`fluid.search.searchers`, and a
 package whose distributions a space takes into :mod:`fluid.search.conversion`. The schedulers (ASHA, Hyperband) are in
-:mod:`fluid.search.schedulers`, population based training in
-:mod:`fluid.search.population`, what ends a trial or a sweep early in :mod:`fluid.search.stop_rules`.
+:mod:`fluid.search.schedulers`, population based training in :mod:`fluid.search.population`, values that depend on the
+iteration in :mod:`fluid.search.schedules`, what trials with them have in common in :mod:`fluid.search.prefixes`, what
+ends a trial or a sweep early in :mod:`fluid.search.stop_rules`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fluid.errors import PrefixEndedError
 from fluid.search.conditions import when
 from fluid.search.domains import choice, lograndint, loguniform, randint, uniform
 from fluid.search.population import PBT
@@ -29,6 +31,7 @@ __all__ = [
     "AskTell",
     "ConditionalSpace",
     "Plateau",
+    "PrefixEndedError",
     "Sampler",
     "Schedule",
     "SearchOutcome",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -91,7 +91,7 @@ class PrefixPlan:
         return alone + sum(run.until - run.begin for run in self.runs)
 
 
-def plan_prefixes(members: Iterable[Member], names: Sequence[str] = ()) -> PrefixPlan:
+def plan_prefixes(members: Iterable[Member], name_of: Callable[[int], str] = str) -> PrefixPlan:
     """Plans which iterations are run once.
 
     There is a run wherever at least two members agree for at least one iteration more than its parent, so as few
@@ -105,8 +105,7 @@ def plan_prefixes(members: Iterable[Member], names: Sequence[str] = ()) -> Prefi
 
     Args:
         members: the trials.
-        names: ids that the schedules of the runs are made with, by the runs' numbers; the numbers themselves where
-            there is none.
+        name_of: makes a run's id of its number, for the schedules of the run.
 
     Example:
         >>> from fluid.search import schedule
@@ -128,7 +127,7 @@ def plan_prefixes(members: Iterable[Member], names: Sequence[str] = ()) -> Prefi
         by_key[member.key, tuple(found)].append(number)
     for group in by_key.values():
         tree.grow(group, tracks)
-    return tree.plan(names, courses)
+    return tree.plan(name_of, courses)
 
 
 # -- agreement -----------------------------------------------------------------------------------
@@ -215,13 +214,12 @@ class _Courses:
 
     def __init__(self) -> None:
         self._values = _Values()
-        self._known: dict[Schedule, _Course] = {}
+        self._known: dict[Hashable, _Course] = {}
 
     def of(self, schedule: Schedule) -> _Course:
-        known = self._known.get(schedule)
-        if known is None:
-            known = self._known[schedule] = _Course(schedule, self._values)
-        return known
+        if (key := (schedule, schedule.signs)) not in self._known:
+            self._known[key] = _Course(schedule, self._values)
+        return self._known[key]
 
 
 # -- tree ----------------------------------------------------------------------------------------
@@ -283,7 +281,7 @@ class _Tree:
                 left += [(members, parent, until) for members in parted.values()]
             self._starts[pivot] = parent
 
-    def plan(self, names: Sequence[str], courses: _Courses) -> PrefixPlan:
+    def plan(self, name_of: Callable[[int], str], courses: _Courses) -> PrefixPlan:
         """What was found, in the order of the members."""
         for member, start in enumerate(self._starts):
             if start is not None:
@@ -294,8 +292,7 @@ class _Tree:
         for number, node in enumerate(self._nodes[place] for place in order):
             parent, begin = (None, 0) if node.parent is None else (numbers[node.parent], self._nodes[node.parent].until)
             config = self._members[node.first].config
-            name = names[number] if number < len(names) else str(number)
-            known = with_schedules(config, partial(_known_until, courses, node.until, name))
+            known = with_schedules(config, partial(_known_until, courses, node.until, name_of(number)))
             runs.append(PrefixRun(number, parent, begin, node.until, known, tuple(node.members)))
         forks = (
             Fork(None, 0) if start is None else Fork(numbers[start], self._nodes[start].until) for start in self._starts

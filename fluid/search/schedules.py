@@ -22,17 +22,17 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
-from fluid.prefix_end import expect_asks, note_ask
 from fluid.search.conditions import When
 from fluid.search.conversion import convert, require_constant
 from fluid.search.domains import Choice, FloatRange, IntRange
+from fluid.search.prefix_end import expect_asks, note_ask
 from fluid.user_calls import user_call
 from fluid.user_values import is_same_value
 
 #: How values between two starts are found.
 _BETWEEN = ("step", "linear")
-#: Most characters of a schedule in a table; a longer one is cut, and has a digest of the rest.
-_LONGEST = 120
+#: Most characters of a schedule's text, of which files make a schedule again; a longer one is cut, and has a digest.
+_LONGEST = 1000
 #: Types whose values have a hash that follows from the value.
 _HASHABLE = (int, float, str, bool, bytes, type(None))
 #: What a text of a schedule begins with.
@@ -58,6 +58,12 @@ class Schedule:
     Two schedules are equal if they are made alike: from the same values at the same iterations, or from the same
     function and arguments. A trial's code asks it by :meth:`at` only: nothing else of it is there in a run that several
     trials share.
+
+    Example:
+        >>> from fluid.search import Schedule, schedule
+        >>> rate: Schedule = schedule({0: 0.1, 20: 0.01})
+        >>> rate, rate.at(20), rate == schedule({20: 0.01, 0: 0.1})
+        (schedule({0: 0.1, 20: 0.01}), 0.01, True)
     """
 
     _starts: tuple[int, ...] = ()
@@ -99,7 +105,7 @@ class Schedule:
 
         Args:
             iterations: how many, from the first one on; at least 1.
-            run: id of the run: what :func:`fluid.prefix_end.asked_beyond` is asked for.
+            run: id of the run: what :func:`fluid.search.prefix_end.asked_beyond` is asked for.
 
         Raises:
             InvalidFieldError: there is none.
@@ -111,6 +117,12 @@ class Schedule:
             self._end(f"asked for the values of {known} iterations")
         points = self._points_until(known)
         return Schedule(tuple(points), tuple(points.values()), self._between, _until=known, _run=run)
+
+    @property
+    def signs(self) -> tuple[str, ...]:
+        """Its zeros, in order: 0.0 and -0.0 are equal, and may compute other values."""
+        values = (*self._values, *(value for _, value in self._arguments))
+        return tuple(repr(value) for value in values if type(value) is float and value == 0.0)
 
     def span(self, iteration: int) -> Span | None:
         """The iterations around this one with one law, with which spans of other schedules are compared.

@@ -16,7 +16,7 @@ from fluid.search.conversion import TuneFunction, convert, require_constant
 from fluid.search.domains import Choice, Domain, FloatRange, IntRange
 from fluid.search.schedules import NAME, Schedule, ScheduleNode
 from fluid.trial_fields import require_finite
-from fluid.user_values import is_equal_value
+from fluid.user_values import dotted, is_equal_value
 
 Path = tuple[str, ...]
 
@@ -134,6 +134,16 @@ class Space:
             if path[-1] in within:  # Else a condition does not hold.
                 node, parts = self.schedules[name], within[path[-1]]
                 within[path[-1]] = node.made({part: parts[part] for part in node.parts if part in parts})
+
+    def read(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A config of the space as it was before JSON made texts of its schedules.
+
+        Raises:
+            InvalidFieldError: a text is that of no schedule of the space, or was cut.
+        """
+        if not any(isinstance(value, str) and value.startswith(f"{NAME}(") for _, value in dotted(config)):
+            return config
+        return self.config(self.check_point("config", config))
 
     def check_point(self, field: str, point: object) -> dict[str, Any]:
         """The values by name of a config, or of a part of one, that the user gave.

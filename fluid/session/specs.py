@@ -183,11 +183,11 @@ def spec_of(
 
 def _is_short(value: object) -> bool:
     """Whether a value may part trials into cohorts: a number, a name, a schedule or a few of these, no data set."""
-    if isinstance(value, str):
-        return len(value) <= _LONGEST_NAME
+    if isinstance(value, str | Schedule):
+        return len(text_of(value)) <= _LONGEST_NAME
     if isinstance(value, list | tuple):
         return len(value) <= _MOST_VALUES and all(map(_is_short, value))
-    return value is None or isinstance(value, numbers.Number | Schedule)
+    return value is None or isinstance(value, numbers.Number)
 
 
 # -- payloads ------------------------------------------------------------------------------------

@@ -17,7 +17,9 @@ from typing import Any
 from fluid.errors import InvalidFieldError
 from fluid.joint.entries import Begun, Founded
 from fluid.random_state import SeedOrigin
+from fluid.search.schedules import with_schedules
 from fluid.search.searchers import SearchOutcome
+from fluid.search.space import Space
 from fluid.search.suggestion import ELSEWHERE, Suggestion
 from fluid.session.joint.session import JointSession
 from fluid.sweeping.agreement import arguments_of, codes_of, require_alike
@@ -108,7 +110,11 @@ class JointStarts:
         if suggestion.budget is not None or suggestion.continues is not None:
             raise InvalidFieldError("join", True, "cannot be with a searcher that decides how far trials run")
         try:
-            config = json.loads(json.dumps(suggestion.config))  # As the others read it.
+            form = suggestion.config
+            if isinstance(self._plan.space, Space):  # Which makes schedules of their text again.
+                form = with_schedules(form, repr)
+            config = json.loads(json.dumps(form))  # As the others read it.
+            self._read(config)
         except (TypeError, ValueError):
             reason = "needs a searcher whose configs are JSON: other drivers run them too"
             raise InvalidFieldError("join", True, reason) from None
@@ -154,12 +160,16 @@ class JointStarts:
             own = next((one for one in self._told if is_own and one.config == config), None)
             if own is not None:
                 self._told.remove(own)
-            self._begin(own or Suggestion(ELSEWHERE, config))
+            self._begin(replace(own or Suggestion(ELSEWHERE, config), config=self._read(config)))
             return
         first, self._first = self._first, None
         suggestion = first or self._asking.ask_now()
         if suggestion is not None:
             self._begin(suggestion)
+
+    def _read(self, config: Any) -> Any:
+        space = self._plan.space
+        return space.read(config) if isinstance(space, Space) else config
 
     def rejoined(self) -> None:
         """What was told to the log and has not come back never will: this driver was taken for dead."""

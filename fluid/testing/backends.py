@@ -87,7 +87,7 @@ class BackendConformance(ForkConformance):
         ...     def make_backend(self, folder):
         ...         return SimulatedBackend(lambda trial_id, config: Truth(config["seconds"]), [Device(0), Device(1)])
         >>> TestSimulated.check()
-        ['test_what_a_trial_asks_reaches_its_submitter']
+        ['test_what_a_trial_asks_reaches_its_submitter', 'test_what_is_gone_is_no_start']
     """
 
     runs_code = True

@@ -43,6 +43,7 @@ from fluid.engine.events import (
     RequestAnswered,
     ResumeRequested,
     SessionDraining,
+    StartState,
     StopRequested,
     Tick,
     TrialForgotten,
@@ -220,6 +221,8 @@ class RandomSession:
         self.isolations: random.Random | None = None
         #: draws deadlines and weights of groups; ``None`` for a session without them
         self.lateness: random.Random | None = None
+        #: Decides which trials start from another one's state, and which share a run; ``None`` if none do.
+        self.forking: random.Random | None = None
         #: Decides which trials have a profile key of which nothing is known; ``None`` if none have.
         self.novelties: random.Random | None = None
         self.memory = rng.choice([None, 100.0])
@@ -250,11 +253,13 @@ class RandomSession:
         resting = [command.trial_id if isinstance(command, NotePaused) else None for command in commands]
         for position, command in enumerate(commands):
             if isinstance(command, Report):
-                assert command.iteration == self.reported.get(command.trial_id, 0) + 1, command
+                assert command.iteration == self.reported_before(command.trial_id) + 1, command
                 assert command.trial_id not in self.ends, command
                 assert len(command.device_ids) == max(1, round(command.width)), command
                 self.reported[command.trial_id] = command.iteration
             elif isinstance(command, ReportStart):
+                if self.state.trials[command.trial_id].spec.is_shared_run:
+                    self.ends.pop(command.trial_id, None)  # The engine extends it as its trials need it.
                 assert command.trial_id not in self.ends, command
             elif isinstance(command, ReportEnd):
                 before = self.ends.get(command.trial_id)
@@ -275,6 +280,12 @@ class RandomSession:
                 paused = self.state.trials[command.trial_id].state is TrialState.PAUSED
                 # Events of one instant may tell a trial to run, and then that its lane is lost.
                 assert not paused or command.trial_id in resting[position + 1 :], command
+
+    def reported_before(self, trial_id: str) -> int:
+        """Iterations that a trial has reported, or that were done by the state from which it starts."""
+        start = self.state.trials[trial_id].spec.start
+        starts_at = 0 if start is None or start.is_shared else start.at or 0
+        return self.reported.get(trial_id, starts_at)
 
     def answered(self, command: ReportCall) -> None:
         """Checks the answer to a call: it is the first one, and the call was made when it was asked for."""
@@ -363,15 +374,76 @@ class RandomSession:
     def request(self, event: GroupSubmitted | TrialsAdded) -> bool:
         """Asks for trials, which must be refused if one of them fits nowhere; returns whether they were accepted."""
         if all(map(self.fits, event.trials)):
+            if any(spec.start is not None for spec in event.trials):
+                return self.may_be_refused(event)
             self.handle(event)
             return True
         self.refused(event)
         return False
 
+    def may_be_refused(self, event: GroupSubmitted | TrialsAdded) -> bool:
+        """Asks for trials whose states there may not be; a refusal must change nothing."""
+        before = fingerprint(self.state)
+        try:
+            self.handle(event)
+        except AssertionError as error:
+            if not isinstance(error.__cause__, InvalidFieldError):
+                raise
+            assert fingerprint(self.state) == before
+            return False
+        return True
+
+    def with_starts(self, specs: tuple[TrialSpec, ...]) -> tuple[TrialSpec, ...]:
+        """Trials some of which start from another one's state; several may share a run, and one within that."""
+        rng = self.forking
+        if rng is None:
+            return specs
+        if len(specs) > 1 and rng.random() < 0.4:
+            return self.sharing(specs, rng)
+        made = []
+        for spec in specs:
+            parents = [trial for trial in self.state.trials.values() if trial.spec.can_save]
+            if parents and rng.random() < 0.5:
+                parent = rng.choice(parents)
+                at = rng.choice([None, None, parent.progress.done, rng.randint(1, 9)]) or None
+                budget = spec.budget + (at or parent.progress.done)
+                spec = structs.replace(spec, start=StartState(parent.trial_id, at), budget=budget)
+            made.append(spec)
+        for spec in made:
+            self.backend.specs[spec.trial_id] = spec
+        return tuple(made)
+
+    def sharing(self, specs: tuple[TrialSpec, ...], rng: random.Random) -> tuple[TrialSpec, ...]:
+        """The trials as those of a shared run, the last half of them perhaps of one within it; and the runs."""
+        first, inner = rng.randint(1, 5), rng.randint(1, 4)
+        nested = len(specs) > 2 and rng.random() < 0.5
+        half = len(specs) // 2 if nested else len(specs)
+        names = [f"r{self._next_trial}", f"q{self._next_trial}"]
+        model = structs.replace(specs[0], can_save=True, fusible=False, max_width=1, is_shared_run=True, extends=None)
+        outer_end, inner_end = first, first + inner
+        made = [
+            structs.replace(
+                spec,
+                can_save=True,
+                start=StartState(names[place >= half], inner_end if place >= half else outer_end, is_shared=True),
+                budget=spec.budget + rng.choice([0, first]),
+            )
+            for place, spec in enumerate(specs)
+        ]
+        most = max(spec.budget for spec in made)
+        runs = [structs.replace(model, trial_id=names[0], budget=min(outer_end, most))]
+        if nested:
+            start = StartState(names[0], outer_end, is_shared=True)
+            budget = min(inner_end, max(spec.budget for spec in made[half:]))
+            runs.append(structs.replace(model, trial_id=names[1], budget=budget, start=start))
+        for spec in (*runs, *made):
+            self.backend.specs[spec.trial_id] = spec
+        return (*runs, *made)
+
     def submit(self, count: int) -> None:
         """Submits a group of so many trials, some of which may be refused."""
         group_id = f"g{self._next_group + 1}"
-        specs = tuple(self.spec() for _ in range(count))
+        specs = self.with_starts(tuple(self.spec() for _ in range(count)))
         terms = self.terms()
         if self.urgencies is not None and self.urgencies.random() < 0.4:
             priority, preempt = self.urgencies.choice([0.5, 2.0, 2.0, 3.0]), self.urgencies.random() < 0.8
@@ -399,7 +471,8 @@ class RandomSession:
     def add_trial(self) -> None:
         """Adds a trial to a group."""
         if self._next_group:
-            self.request(TrialsAdded(self.backend.now, f"g{self.rng.randint(1, self._next_group)}", (self.spec(),)))
+            group = f"g{self.rng.randint(1, self._next_group)}"
+            self.request(TrialsAdded(self.backend.now, group, self.with_starts((self.spec(),))))
 
     def extend(self) -> None:
         """Extends a trial; it must be refused or go on, and a refusal must change nothing."""
@@ -443,7 +516,8 @@ class RandomSession:
         if held or self.state.trials:
             trial_id = self.rng.choice(held or list(self.state.trials))
             self.handle(ResumeRequested(self.backend.now, trial_id))
-            assert self.state.trials[trial_id].state is not TrialState.PAUSED
+            trial = self.state.trials[trial_id]
+            assert trial.state is not TrialState.PAUSED or trial.awaits
 
     def call(self) -> None:
         """Calls a method of a trial; it must be refused or answered."""
@@ -652,7 +726,7 @@ class RandomSession:
             saved = 0 if trial.residence.durable is None else trial.residence.durable.iteration
             # One whose machine was lost goes on from an older checkpoint.
             done = trial.residence.restart_at if trial.residence.lane is None else trial.progress.done
-            if trial.state in (TrialState.QUEUED, TrialState.PAUSED) and done > saved:
+            if trial.state in (TrialState.QUEUED, TrialState.PAUSED) and done > saved and not trial.awaits:
                 assert trial.trial_id in note.unsaved, story
                 kept = None if (where := trial.residence.lane) is None else self.backend.lanes.get(where)
                 if kept is not None and any(hosted.hung for hosted in kept.hosted.values()):
@@ -709,6 +783,7 @@ def random_session(
     *,
     with_deadlines: bool = False,
     new_keys: bool = False,
+    forks: bool = False,
     **options: Any,
 ) -> RandomSession:
     """Plays a session of random steps, to its end.
@@ -719,19 +794,29 @@ def random_session(
         share_of_turns: in so many of all sessions, trials take turns in lanes.
         with_deadlines: whether groups have deadlines and weights.
         new_keys: whether trials come of which nothing is known, so that others make room for an iteration of them.
+        forks: whether trials start from others' states, and share runs.
         options: of the engine.
 
     Raises:
         AssertionError: something is wrong; it names the seed, and the event.
     """
     try:
-        return _play(seed, steps, share_of_turns, options, with_deadlines=with_deadlines, new_keys=new_keys)
+        return _play(
+            seed, steps, share_of_turns, options, with_deadlines=with_deadlines, new_keys=new_keys, forks=forks
+        )
     except Exception as error:
         raise AssertionError(f"session of seed {seed}: {error or repr(error)}") from error
 
 
 def _play(
-    seed: int, steps: int, share_of_turns: float, options: dict[str, Any], *, with_deadlines: bool, new_keys: bool
+    seed: int,
+    steps: int,
+    share_of_turns: float,
+    options: dict[str, Any],
+    *,
+    with_deadlines: bool,
+    new_keys: bool,
+    forks: bool,
 ) -> RandomSession:
     rng = random.Random(seed)
     wild = rng.random()
@@ -766,6 +851,7 @@ def _play(
     urgencies = random.Random(f"urgent {seed}")
     session.urgencies = urgencies if urgencies.random() < 0.4 else None
     session.lateness = random.Random(f"deadlines {seed}") if with_deadlines else None
+    session.forking = random.Random(f"forks {seed}") if forks else None
     session.novelties = random.Random(f"new keys {seed}") if new_keys else None
     isolations = random.Random(f"isolated {seed}")
     session.isolations = isolations if isolations.random() < 0.7 else None

@@ -11,6 +11,7 @@ import pytest
 from fluid.backends.base import Backend
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import (
+    Fork,
     LimitRows,
     NoteDeviceLost,
     Pause,
@@ -29,6 +30,7 @@ from fluid.engine.events import (
     LaneReady,
     PausePurpose,
     ResizeDone,
+    TrialForked,
     TrialPaused,
     TrialReleased,
     TrialSaved,
@@ -328,3 +330,14 @@ def test_a_lane_that_stops_takes_its_pack_with_it() -> None:
     until(made, 0.0)
     made.execute([StopLane(0)])
     assert made.next_at() == float("inf")
+
+
+def test_a_fork_is_answered_between_two_iterations_unless_its_parent_leaves() -> None:
+    made = backend()
+    made.execute([StartTrial("a", (0,), iterations=3), Fork("a", (0,), child="b", at=2)])
+    made.execute([Fork("a", (0,), child="c", at=9)])
+    checkpoint = Checkpoint(2, "", "localhost", in_memory=True)
+    forked = TrialForked(2.0, "b", parent="a", lane_id=0, checkpoint=checkpoint)
+    assert forked in until(made, 3.0)
+    made.execute([StopTrial("a", (0,)), StartTrial("a", (0,), iterations=9)])
+    assert not [event for event in until(made, 20.0) if isinstance(event, TrialForked)]

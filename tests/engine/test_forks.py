@@ -9,6 +9,7 @@ from engine_helpers import Hand, none, only
 
 from fluid.engine.commands import Command, Fork, ForkSaved, NoteQueued, ReportEnd, Save, StartTrial
 from fluid.engine.events import (
+    BudgetExtended,
     Checkpoint,
     GroupRecovered,
     PauseRequested,
@@ -232,3 +233,16 @@ def test_what_cannot_be_is_refused_at_the_call(spec: dict[str, Any], field: str,
 def test_a_parent_that_cannot_be_saved_is_refused() -> None:
     with pytest.raises(InvalidFieldError, match="start_from='a': cannot be saved"):
         running(can_save=False).fork("b")
+
+
+def test_a_search_may_extend_a_fork_whose_budget_the_newest_state_has_used_up() -> None:
+    hand = running()
+    hand.fork("b", budget=3, extends=True)
+    hand.iterate("a")
+    end = only(hand.forked("b", 3, lane_id=hand.lane("a")), ReportEnd)
+    assert end.state == "DONE" and hand.reports("b") == []
+    start = only(hand.do(BudgetExtended(hand.now, "b", iterations=2)), StartTrial)
+    assert start.checkpoint == Checkpoint(3, "b/3", in_memory=True) and start.iterations == 2
+    hand.started("b", 3)
+    hand.iterate("b", 2)
+    assert hand.reports("b") == [4, 5] and hand.end("b") == "DONE"

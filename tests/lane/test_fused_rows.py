@@ -16,6 +16,7 @@ from fluid.engine.events import (
     LaneReady,
     StateMeasured,
     TrialCalled,
+    TrialForked,
     TrialPaused,
     TrialReleased,
     TrialSaved,
@@ -126,6 +127,19 @@ def test_trials_of_one_key_train_together_as_each_would_alone(lane: Any, count: 
         lane.send(to.set_up(f"{name} on", 0, dump_config(values), 1, saved.checkpoint))
         on = lane.receive(IterationDone, f"{name} on")
         assert is_near(on.metrics, alone(Net, values, 5)[-1]) and on.rows == 1
+
+
+def test_rows_are_forked_between_two_steps_and_train_on(lane: Any) -> None:
+    trials = {"a": config(0), "b": config(1)}
+    start(lane, trials, 0)
+    lane.send(*(to.fork(name, f"{name} fork", at=3) for name in trials), *(to.run(name, 5) for name in trials))
+    done = iterated(lane, trials, 5)
+    for name, values in trials.items():
+        forked = lane.receive(TrialForked, f"{name} fork")
+        assert forked.checkpoint.iteration == 3 and {one.rows for one in done[name]} == {2}
+        assert is_near(done[name][-1].metrics, alone(Net, values, 5)[-1])
+        lane.send(to.set_up(f"{name} fork", 0, dump_config(values), 1, forked.checkpoint))
+        assert is_near(lane.receive(IterationDone, f"{name} fork").metrics, alone(Net, values, 4)[-1])
 
 
 def test_trials_join_and_leave_between_two_steps(lane: Any) -> None:

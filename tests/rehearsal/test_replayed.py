@@ -9,9 +9,12 @@ from rich.console import Console
 import fluid
 from fluid.cli import main
 from fluid.display.dashboard import render
+from fluid.engine.commands import Fork, ForkSaved, StartLane, StartTrial
+from fluid.engine.events import IterationDone, TrialForked
 from fluid.errors import InvalidFieldError
 from fluid.rehearsal import Overheads, RehearsalBackend, RehearsalPlan, ReplayedIteration, rehearsing
 from fluid.resources import Device
+from fluid.trainables.payload import payload_of
 
 
 def minutes(config, iterations):
@@ -308,3 +311,20 @@ def test_a_trial_that_lost_its_device_repeats_its_iterations_and_ends_where_it_d
         assert handle.wait()
         assert not handle.failures
         assert [result.iteration for result in handle.results()][-5:] == [1, 2, 3, 4, 5]
+
+
+def test_a_fork_takes_as_long_as_a_save_and_its_parent_goes_on():
+    backend = RehearsalBackend(1, overheads=Overheads(save_s=5.0))
+    backend.register("a", payload_of(train, {}))
+    start = StartTrial("a", (0,), iterations=3)
+    backend.execute([StartLane(0, 0), start, Fork("a", (0,), child="b", at=1), Fork("a", (0,), child="c", at=9)])
+    heard = [event for _ in range(5) for event in backend.poll()]
+    (forked,) = [event for event in heard if isinstance(event, TrialForked)]
+    done = [event.at for event in heard if isinstance(event, IterationDone)]
+    assert (forked.trial_id, forked.at, forked.seconds) == ("b", 65.0, 5.0) and forked.checkpoint.iteration == 1
+    assert done == [60.0, 120.0, 180.0]
+    backend.execute([ForkSaved("d", "a", forked.checkpoint), Fork("a", (0,), child="e", at=1)])
+    saved, past = backend.poll()
+    assert saved == TrialForked(180.0, "d", parent="a", lane_id=None, checkpoint=forked.checkpoint)
+    assert past.is_past and past.checkpoint is None and "3 iterations" in past.problem
+    backend.close()

@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import Browser
 from msgspec import structs
 
 import fluid
 from fluid.cli import main
 from fluid.engine.commands import NotePlaced, Report, ReportEnd
 from fluid.engine.events import Checkpoint, DeviceAdded, GroupSubmitted, StartState, TrialForked, TrialSpec
-from fluid.loggers.tables import CSV
 from fluid.rehearsal.outcome import outcomes_of
 from fluid.rehearsal.run_records import read_records
 from fluid.reports.figures.forks import lineages
 from fluid.reports.page.data import page_data
-from fluid.reports.run.loader import load_run
+from fluid.reports.page.html import html_page
+from fluid.reports.run.loader import RunReader, load_run
 from fluid.resources import Device
 from fluid.results.best import BestTracker
 from fluid.results.runs import summarize
@@ -244,15 +245,18 @@ def test_device_seconds_of_shared_iterations_count_once(shared: Path) -> None:
 
 
 def test_shared_runs_are_no_trials_of_the_user(shared: Path, capsys: Captured) -> None:
-    main(["report", str(shared)])
+    main(["report", str(shared), "--columns", "iterations"])
     shown = capsys.readouterr().out
-    assert "2 trials" in shown
-    assert "sweep-shared" not in shown.split("device time")[0].split("trial  ")[0]
+    assert "2 trials on 2 devices" in shown
+    assert "2 done; 12 iterations" in shown
+    assert "1 shared run: 8 iterations ran for the 12 of the trials, 67 %" in shown
+    assert SHARED not in shown
     main(["report", str(shared), "--json"])
     told = json.loads(capsys.readouterr().out)
     assert [each["trial"] for each in told["trials"]] == ["a", "b"]
+    assert told["iterations_run"] == 8
     assert (told["groups"][0]["trials"], told["groups"][0]["shared_runs"]) == (2, 1)
-    assert summarize(shared).trials == {"PAUSED": 2} or summarize(shared).trials == {"DONE": 2}
+    assert summarize(shared).trials == {"DONE": 2}
 
 
 def test_why_tells_of_shared_iterations_and_of_the_shared_run(shared: Path, capsys: Captured) -> None:
@@ -272,6 +276,15 @@ def test_rehearsals_of_a_shared_run_count_its_iterations_once(shared: Path) -> N
     (outcome,) = outcomes_of(shared)
     assert (outcome.trials, outcome.results) == (2, 8)
     assert [each.device_seconds for each in outcome.played] == [2.0, 2.0]
+
+
+def test_rehearsals_of_a_fork_have_what_its_parent_had_done(forked: Path) -> None:
+    """What it reports goes on from there: it would be a guess without."""
+    a, child = read_records(forked, "loss", "min").trials
+    assert [*child.iterations] == [1, 2, 3, 4, 5, 6]
+    assert [child.iterations[number].metrics for number in (1, 2, 3)] == [
+        a.iterations[number].metrics for number in (1, 2, 3)
+    ]
 
 
 def test_the_time_axis_does_not_go_back_with_shared_iterations(tmp_path: Path) -> None:
@@ -309,7 +322,6 @@ def test_loggers_log_shared_iterations_as_the_trials_own(shared: Path, tmp_path:
     rows = list(csv.DictReader((tmp_path / "csv" / "iterations.csv").read_text().splitlines()))
     assert [row["iteration"] for row in rows if row["trial"] == "a"] == list("123456")
     assert [row["source"] for row in rows if row["trial"] == "a"] == [SHARED] * 4 + [""] * 2
-    assert CSV.begins_anew
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -321,6 +333,25 @@ def test_the_page_shows_forks_and_shared_runs(shared: Path) -> None:
     assert [each["id"] for each in data["shared"]] == [SHARED]
     assert data["trials"] == 2
     assert {segment[0] for segment in data["segments"]} == {0, 1, 2}
+
+
+def test_a_page_reads_on_while_a_shared_run_goes_on(tmp_path: Path) -> None:
+    starts = StartFrom(SHARED, 4, is_shared=True)
+    folder = Folder(tmp_path / "run", [trial("a", 6, starts), trial(SHARED, 4)])
+    folder.runs(SHARED, [1], at=0.0)
+    folder.runs("a", [1], at=0.0, source=SHARED)
+    reader = RunReader(folder.path)
+    reader.read()
+    folder.runs(SHARED, [2], at=1.0)
+    folder.runs("a", [2], at=1.0, source=SHARED)
+    run = reader.read_on()
+    folder.close()
+    assert run is not None
+    assert [(each.trial_id, each.iterations, each.device_seconds) for each in run.rows] == [
+        ("a", 2, 0.0),
+        (SHARED, 2, 2.0),
+    ]
+    assert (run.makespan, run.groups[0].device_seconds) == (2.0, 2.0)
 
 
 def test_lines_to_children_cross_no_others(tmp_path: Path) -> None:
@@ -338,3 +369,32 @@ def test_lines_to_children_cross_no_others(tmp_path: Path) -> None:
     found = lineages(run.rows)
     assert [run.rows[each.row].trial_id for each in found] == ["root", "late", "grandchild", "early"]
     assert [(each.at, each.last) for each in found] == [(0, 8), (6, 6), (7, 7), (2, 2)]
+
+
+@pytest.mark.browser
+def test_a_click_on_the_forks_follows_a_trial_and_none_follows_a_shared_run(
+    shared: Path, tmp_path: Path, browser: Browser
+) -> None:
+    """The rows are the shared run, then ``a`` and ``b``, which start at iteration 4 of 6, in the right third."""
+    file = tmp_path / "page.html"
+    file.write_text(html_page([load_run(shared)]), encoding="utf-8")
+    with browser.page(1200, 900) as page:
+        page.open(file)
+        note = "2 of 3 start from another's state; 1 in grey were run once for several trials"
+        assert page.text("#forks-note") == note
+        page.run("document.getElementById('forks').scrollIntoView()")
+        x, y = page.corner("#forks")
+        page.click((x + 1000, y + 8 + 33))
+        assert page.text("#detail h3") == "a"
+        assert f"iterations 1 to 4 are those of the shared run '{SHARED}'" in page.text("#detail")
+        x, y = page.corner("#forks")  # The panel beside it has made it narrower, and maybe moved it.
+        page.move((x + 300, y + 8 + 11))
+        assert page.text("#tooltip").startswith(f"{SHARED}\nto iteration 4")
+        page.click((x + 300, y + 8 + 11))
+        assert page.text("#detail h3") == "a"
+        page.press("Escape")
+        page.run("document.getElementById('gantt').scrollIntoView()")
+        x, y = page.corner("#gantt")
+        page.click((x + 300, y + 20))
+        assert page.run("model.state.chosen") is None
+        assert page.problems == []

@@ -61,6 +61,13 @@ def test_what_is_no_parameter_is_refused_with_the_forms(text: str) -> None:
     assert caught.value.field == "space['lr']" and caught.value.value == text
 
 
+@pytest.mark.parametrize("text", ["schedule({0: 0.1, 20: 0.01})", " schedule(0.1)", "schedule:0:0.1"])
+def test_a_schedule_is_refused_as_a_script_gets_its_values_once(text: str) -> None:
+    with pytest.raises(InvalidFieldError, match="a script gets its values once, as it starts"):
+        parse_parameter(text, "space['lr']")
+    assert parse_parameter("schedule,constant") == ["schedule", "constant"]
+
+
 def test_a_nested_space() -> None:
     assert parse_space(["lr=0.1", "opt.name=sgd,adam", "opt.beta=0.9"]) == {
         "lr": 0.1,

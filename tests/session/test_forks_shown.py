@@ -12,12 +12,17 @@ if (_ENGINE := str(Path(__file__).parents[1] / "engine")) not in sys.path:
     sys.path.append(_ENGINE)
 from engine_helpers import Hand
 
+import fluid
+from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Report, ReportEnd, ReportStart
 from fluid.engine.events import GroupSubmitted, PauseRequested, StartState, TrialSpec
+from fluid.resources import Device
+from fluid.search import schedule
 from fluid.session.inbox import GroupInbox
 from fluid.session.status import GroupFacts, GroupStatus
 from fluid.session.status_reader import StatusReader, standing_of
 from fluid.trainables.encoded_metrics import encode_metrics
+from fluid.trial_fields import StartFrom
 from fluid.trialgroup import PAUSED_BY_USER, Search, Trial, TrialGroup, TrialState
 
 
@@ -113,3 +118,52 @@ def test_the_makespan_has_the_shared_iterations_that_came_first() -> None:
     inbox.take(report("run", 1, at=5.0))
     inbox.take(report("a", 1, at=5.0, source="run"))
     assert inbox.makespan == 1.0
+
+
+class Savable:
+    """Never run here."""
+
+    def setup(self, config: Any) -> None: ...
+    def step(self) -> None: ...
+    def save_checkpoint(self, folder: str) -> None: ...
+    def load_checkpoint(self, folder: str) -> None: ...
+
+
+def simulated() -> SimulatedBackend:
+    return SimulatedBackend(lambda trial_id, config: Truth(1.0), [Device(0), Device(1)], saves=True)
+
+
+def executor_in(folder: Path) -> fluid.FluidExecutor:
+    return fluid.FluidExecutor(simulated(), run_dir=folder, verbose=0)
+
+
+def test_a_handle_and_its_folder_tell_of_forks_alike(tmp_path: Path) -> None:
+    with executor_in(tmp_path) as executor:
+        handle = executor.submit_trialgroup(fluid.TrialGroup([Trial(Savable, {}, budget=6, trial_id="a")], "g"))
+        fork = handle.fork("a", {"lr": 1.0}, at=4)
+        assert handle.wait()
+        _, child = handle.trials
+        assert child.trial_id == fork
+        assert child.start == StartFrom("a", 4)
+        assert [each.iteration for each in child.results] == [5, 6]
+    assert [each.start for each in fluid.load(tmp_path).trials] == [None, StartFrom("a", 4)]
+
+
+def test_a_handle_and_its_folder_tell_of_shared_iterations_alike(tmp_path: Path) -> None:
+    rates = (schedule({0: 1.0, 3: rate}) for rate in (0.1, 0.2))
+    trials = [Trial(Savable, {"lr": rate}, budget=5, trial_id=f"t{k}") for k, rate in enumerate(rates)]
+    with executor_in(tmp_path) as executor:
+        handle = executor.submit_trialgroup(fluid.TrialGroup(trials, "g"))
+        assert handle.wait()
+        assert handle.makespan == 5.0
+        assert handle.states == {"t0": "DONE", "t1": "DONE"}
+        for found in (handle.trials, fluid.load(tmp_path).trials):
+            assert [each.trial_id for each in found] == ["t0", "t1"]
+            sources = [[each.source for each in one.results] for one in found]
+            assert sources == [["g-shared-00000"] * 3 + [""] * 2] * 2
+            assert [each.start for each in found] == [StartFrom("g-shared-00000", 3, is_shared=True)] * 2
+            assert [each.device_seconds for each in found] == [2.0, 2.0]
+    with fluid.FluidExecutor.resume(tmp_path, backend=simulated(), verbose=0) as executor:
+        (again,) = executor.handles
+        assert {each.trial_id for each in again.results()} == {"t0", "t1"}
+        assert again.makespan == 5.0

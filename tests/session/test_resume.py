@@ -21,16 +21,19 @@ import pytest
 
 import fluid
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.events import Checkpoint, TrialSaved
+from fluid.engine.events import Checkpoint, GroupSubmitted, TrialSaved, TrialSpec
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.reports.run.loader import load_run
 from fluid.resources import Device, MemoryNeed, Requires
 from fluid.results.journal import encode
+from fluid.results.submitted import GroupLine
 from fluid.session.folder.files import AppendedFile
 from fluid.session.folder.folder import RunFolder
 from fluid.session.folder.resume import read_session
 from fluid.session.listeners import TrialListener
+from fluid.trainables.payload import payload_of
+from fluid.trial_fields import StartFrom
 from fluid.trialgroup import Search, Trial, TrialGroup
 from tests.checked_files import checked, without_checksums, write_checked
 
@@ -508,7 +511,7 @@ def test_every_field_of_a_trial_is_kept(tmp_path: Path) -> None:
     given = Trial(
         train,
         {"seconds": 1.0},
-        budget=2,
+        budget=9,
         priority=3.0,
         trial_id="a",
         profile_key="key",
@@ -522,18 +525,20 @@ def test_every_field_of_a_trial_is_kept(tmp_path: Path) -> None:
         threads=2,
         isolation="lane",
         chdir=True,
-    )
+        start_from=StartFrom("parent", 7),
+        prefix=False,
+    ).changed(is_shared_run=True)
     shown_only = {"shown"}  # Reports read it from trials.jsonl.
     defaults = Trial(train, trial_id="b")
-    names = {field.name for field in fields(Trial)} - shown_only
+    names = {field.name for field in fields(Trial)} - shown_only - {"at"}  # start_from has it.
     assert all(getattr(given, name) != getattr(defaults, name) for name in names - {"trainable"}), (
         "none is forgotten here"
     )
-    with FluidExecutor(simulated(), run_dir=tmp_path / "run", verbose=0) as executor:
-        assert executor.submit_trialgroup(TrialGroup([given])).wait(PATIENCE)
-    folder = RunFolder.reopen(tmp_path / "run")
-    kept = read_session(folder.path).groups["0"].trials["a"]
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_trials("0", GroupLine("sweep"), {given: payload_of(train, given.config, None)})
+    folder.journal([GroupSubmitted(0.0, "0", (TrialSpec("a", given.budget),))], [])
     folder.close()
+    kept = read_session(folder.path).groups["0"].trials["a"]
     assert {name: getattr(kept, name) for name in names} == {name: getattr(given, name) for name in names}
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fluid.search import schedule
 from fluid.session.specs import ISOLATING, spec_of
 from fluid.trialgroup import Shown, Trial
 
@@ -26,6 +27,14 @@ def test_the_engine_knows_numbers_names_and_short_lists_by_dotted_name() -> None
 
 def test_numpys_numbers_are_those_of_python() -> None:
     assert config_of({"width": np.int64(64), "lr": np.float32(0.5)}) == {"width": "64", "lr": "0.5"}
+
+
+def test_a_schedule_is_a_choice_by_its_text() -> None:
+    config = {"lr": schedule({0: 0.1, 20: 0.01}), "batch": [schedule(8)], "long": schedule(dict.fromkeys(range(99), 1))}
+    known = config_of(config)
+    assert known["lr"] == "schedule({0: 0.1, 20: 0.01})"
+    assert known["batch"] == "[schedule(8)]"
+    assert "long" not in known
 
 
 def test_data_is_no_choice_and_is_left_out() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from fluid import InvalidFieldError
 from fluid.joint.entries import Founded, entry_of, read_entry
-from fluid.search import AskTell, choice, loguniform, make_sampler, make_space, uniform
+from fluid.search import AskTell, choice, loguniform, make_sampler, make_space, schedule, uniform
 from fluid.search.algorithms import make_scheduler
 from fluid.search.searchers import SamplerSearcher
 from fluid.search.stop_rules import StopRules, Target
@@ -68,6 +68,14 @@ def space_function(high: float) -> Callable[[Any], dict[str, Any]]:
     return lambda trial: {"x": trial.suggest_float("x", 0.0, high)}
 
 
+def rates(*starts: int, **options: Any) -> Any:
+    return schedule({start: [1, 2] for start in starts}, **options)
+
+
+def decay(by: float, low: Any = (1, 2)) -> Any:
+    return schedule(lambda iteration, low: low / by**iteration, low=list(low) if isinstance(low, tuple) else low)
+
+
 @pytest.mark.parametrize("first", [(), ({"x": 1, "y": 2}, {"y": 2, "x": 1})])
 def test_the_same_is_alike(first: Any) -> None:
     check(plan(), plan(), *first)
@@ -94,6 +102,11 @@ def test_the_same_is_alike(first: Any) -> None:
         ({}, {"space": {**SPACE, "net": {"act": choice([len, max]), "width": 9}}}, r"space\['net/width'\]: 8; .* 9"),
         ({}, {"space": {"layers": [1, 2], "x": uniform(0.0, 1.0), "net": SPACE["net"]}}, "names in space: x, layers"),
         ({}, {"space": {name: SPACE[name] for name in ("x", "layers")}}, "names in space"),
+        ({"space": {"lr": schedule({0: 1})}}, {"space": {"lr": schedule({0: 2})}}, r"space\['lr'\].*\[1\].*\[2\]"),
+        ({"space": {"lr": rates(0, 9)}}, {"space": {"lr": rates(0, 8)}}, "names in space: lr/0, lr/9; .* lr/0, lr/8"),
+        ({"space": {"lr": rates(0)}}, {"space": {"lr": rates(0, between="linear")}}, r"space\['lr'\].*'linear'"),
+        ({"space": {"lr": decay(2)}}, {"space": {"lr": decay(3)}}, "other code: by of <lambda>"),
+        ({"space": {"lr": [decay(2, 1)]}}, {"space": {"lr": [decay(3, 1)]}}, "other code: by of <lambda>"),
         ({}, {"trainable": doubled}, "other code: doubled"),
         ({}, {"trainable": partial(train, extra=1)}, "other code: argument extra"),
         ({"space": space_function(1.0)}, {"space": space_function(2.0)}, "other code: high of <lambda>"),

@@ -13,8 +13,19 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from fluid._private_files import close_to_others, make_folder
+from fluid.keeping import FACTS
 from fluid.lane.checkpoints.paths import checkpoints_folder, trial_folder_name
-from fluid.lane.checkpoints.seal import SEAL, damage_by_lengths, damage_of, is_of_the_process, is_shared, seal
+from fluid.lane.checkpoints.seal import (
+    LANE_STATE,
+    SEAL,
+    complete_seal,
+    damage_by_lengths,
+    damage_of,
+    is_of_the_process,
+    is_shared,
+    seal,
+    unseal,
+)
 
 T = TypeVar("T")
 
@@ -133,7 +144,59 @@ def delete_at_once(path: str) -> bool:
     return True
 
 
-def move(path: str, folder: str) -> bool:
+#: Most files of which a process remembers where their copies are.
+_MOST_COPIES = 10_000
+
+
+def _link_unchanged(folder: str, path: str, target: str, original: os.stat_result) -> None:
+    """Links to a file of a checkpoint, if the code of a trial that it was given to has not changed it.
+
+    Raises:
+        OSError: it has, or may be about to; or there can be no link.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.stat(path)
+        if (found.st_size, found.st_mtime_ns) != (original.st_size, original.st_mtime_ns):
+            raise FileNotFoundError(path)
+        os.link(path, target)
+    finally:
+        os.close(descriptor)
+
+
+class LinkedCopies:
+    """Copies files, one of several checkpoints once: the copies have it in common, too."""
+
+    def __init__(self) -> None:
+        #: By what tells the file from all others, also from a later one in its place: folder and path of its copy.
+        self._copies: dict[tuple[int, ...], tuple[str, str]] = {}
+        self._new: dict[tuple[int, ...], str] = {}
+
+    def copy(self, source: str, target: str) -> None:
+        """Copies a file; to be given to :func:`copy_checked` or :func:`move`."""
+        found = os.stat(source)
+        key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        if key in self._copies:  # Also the last one, which has it in common with none any more.
+            with suppress(OSError):  # The first copy is gone or being read, or there can be no links.
+                _link_unchanged(*self._copies[key], target, found)
+                return
+        if found.st_nlink > 1:
+            self._new[key] = target
+        shutil.copy2(source, target)
+
+    def begin(self) -> None:
+        """Begins a further checkpoint; the one before may have failed."""
+        self._new.clear()
+
+    def made(self, draft: str, path: str) -> None:
+        """Takes note that what was copied to a draft has its own name now."""
+        if len(self._copies) > _MOST_COPIES:
+            self._copies.clear()
+        self._copies |= {key: (path, path + copy[len(draft) :]) for key, copy in self._new.items()}
+
+
+def move(path: str, folder: str, copies: LinkedCopies | None = None) -> bool:
     """Moves a checkpoint to a folder on another disk, which lanes can read meanwhile; returns whether it has gone.
 
     If it is being read in the end, it is in both places.
@@ -144,7 +207,7 @@ def move(path: str, folder: str) -> bool:
     with locked_for_reading(path) as exists:
         if not exists:
             return False
-        copy_checked(path, folder, damage_by_lengths)  # Lanes may be waiting for the room.
+        copy_checked(path, folder, damage_by_lengths, copies)  # Lanes may be waiting for the room.
     deleted: list[str] = []
     has_gone = delete_unread(path, lambda: deleted.append(path))
     if has_gone and not deleted:  # Its trial needs it no longer, and so not the copy, which its lane may not have seen.
@@ -176,13 +239,19 @@ def iteration_of(path: str) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def copy_atomically(checkpoint: str, target: str, check: Callable[[str], None] = lambda draft: None) -> None:
+def copy_atomically(
+    checkpoint: str,
+    target: str,
+    check: Callable[[str], None] = lambda draft: None,
+    copies: LinkedCopies | None = None,
+) -> None:
     """Copies a checkpoint to a folder, atomically, unless it is there.
 
     Args:
         checkpoint: its folder.
         target: the folder that is to hold it.
         check: called with the copy before that has its name; what it raises ends the copy.
+        copies: copies the files; ``None`` for each one by itself.
     """
     name = os.path.basename(checkpoint)
     path = os.path.join(target, name)
@@ -191,9 +260,13 @@ def copy_atomically(checkpoint: str, target: str, check: Callable[[str], None] =
     # Each copy has a draft of its own: a lane and the host may copy the same checkpoint at the same time.
     draft = _made_in(target, lambda: tempfile.mkdtemp(prefix=f".{name}.", dir=target))
     try:
-        shutil.copytree(checkpoint, draft, dirs_exist_ok=True)
+        complete_seal(checkpoint)
+        copies = copies or LinkedCopies()
+        copies.begin()
+        shutil.copytree(checkpoint, draft, dirs_exist_ok=True, copy_function=copies.copy)
         check(draft)
         os.rename(draft, path)
+        copies.made(draft, path)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         if not os.path.isdir(path):
@@ -212,9 +285,15 @@ def share(checkpoint: str, root: str, name: str) -> str:
         name: the other's name, which is not taken.
 
     Raises:
-        OSError, shutil.Error: the two cannot have files in common, as they are on different disks, say.
+        OSError, shutil.Error: the two cannot have files in common: they are on different disks, say, or the one is
+            being read, by code that may have been given its own files.
     """
-    return _make_alike(checkpoint, root, name, _link)
+    folder = os.open(checkpoint, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Who reads it from now on finds that they are shared.
+        return _make_alike(checkpoint, root, name, _link)
+    finally:
+        os.close(folder)
 
 
 def copy_as(checkpoint: str, root: str, name: str) -> str:
@@ -223,6 +302,7 @@ def copy_as(checkpoint: str, root: str, name: str) -> str:
     Raises:
         OSError, shutil.Error: it cannot be copied, as the disk is full, say.
     """
+    complete_seal(checkpoint)
     return _make_alike(checkpoint, root, name, shutil.copy2)
 
 
@@ -231,6 +311,7 @@ def _make_alike(checkpoint: str, root: str, name: str, copy: Callable[[str, str]
     try:
         _made_in(root, lambda: os.mkdir(draft, 0o700))
         shutil.copytree(checkpoint, draft, copy_function=copy, dirs_exist_ok=True)
+        unseal(draft, FACTS)  # The other is not kept.
         os.rename(draft, path)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
@@ -255,9 +336,9 @@ def unshare(checkpoint: str) -> None:
     """
     if not is_shared(checkpoint):
         return
-    seal_last = os.path.join(checkpoint, SEAL)
     paths = [os.path.join(place, name) for place, _, names in os.walk(checkpoint) for name in names]
-    for path in (*(path for path in paths if path != seal_last), seal_last):
+    # Those by which it is known that files are shared come last.
+    for path in sorted(paths, key=lambda path: os.path.basename(path) in (SEAL, LANE_STATE)):
         found = os.lstat(path)
         if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
             descriptor, draft = tempfile.mkstemp(prefix=".", dir=os.path.dirname(checkpoint))
@@ -270,13 +351,19 @@ def unshare(checkpoint: str) -> None:
                 raise
 
 
-def copy_checked(checkpoint: str, target: str, damage_in: Callable[[str], str | None] = damage_of) -> None:
+def copy_checked(
+    checkpoint: str,
+    target: str,
+    damage_in: Callable[[str], str | None] = damage_of,
+    copies: LinkedCopies | None = None,
+) -> None:
     """Copies a checkpoint whose original is then to be deleted; a copy that is damaged, though it is not, is none.
 
     Args:
         checkpoint: its folder.
         target: the folder that is to hold it.
         damage_in: says what is wrong with a checkpoint.
+        copies: copies the files; ``None`` for each one by itself.
 
     Raises:
         OSError, shutil.Error: it cannot be copied whole, as the disk is full.
@@ -293,18 +380,18 @@ def copy_checked(checkpoint: str, target: str, damage_in: Callable[[str], str | 
             require_whole(path)
         except OSError:
             delete_at_once(path)
-    copy_atomically(checkpoint, target, require_whole)
+    copy_atomically(checkpoint, target, require_whole, copies)
 
 
-def write_atomically(root: str, name: str, write: Callable[[str], None]) -> tuple[str, int]:
-    """Writes a checkpoint's folder, atomically; returns its path and size in bytes."""
+def write_atomically(root: str, name: str, write: Callable[[str], None], *, summed: bool = True) -> tuple[str, int]:
+    """Writes a checkpoint's folder, atomically, sealed as :func:`seal` says; returns its path and size in bytes."""
     path = os.path.join(root, name)
     draft = os.path.join(root, f".{name}")
     try:
         _made_in(root, lambda: os.mkdir(draft, 0o700))
         write(draft)
         close_to_others(draft)
-        size = seal(draft)
+        size = seal(draft, summed=summed)
         os.rename(draft, path)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)

@@ -19,7 +19,7 @@ from fluid.errors import FluidError
 from fluid.keeping import FACTS, QUOTA_USED_UP, Kept
 from fluid.lane.checkpoints.behind import WritesBehind
 from fluid.lane.checkpoints.restore import CheckpointLocator, restore_best
-from fluid.lane.checkpoints.seal import is_of_the_process, sealed_bytes
+from fluid.lane.checkpoints.seal import LANE_STATE, is_of_the_process, sealed_bytes
 from fluid.lane.checkpoints.store import CheckpointStore, Stored, set_own_store
 from fluid.lane.checkpoints.trial_files import copy_trial_files
 from fluid.lane.device.device import MemoryMeter
@@ -32,8 +32,6 @@ from fluid.trainables.resident import NotSavableError
 
 #: What a save that failed counts for at least, seconds.
 _FAILED_SAVE_S = 0.05
-#: The file, within a checkpoint, with the lane's part of a trial's state.
-_LANE_STATE = "lane.pkl"
 #: Share of the disk, and most bytes, that checkpoints which outlive the run leave free.
 _RESERVE, _RESERVE_BYTES = 0.05, 1 << 30
 
@@ -418,7 +416,7 @@ class ResidentCheckpoints:
                 folder = self._store.own(resident.trial_id, folder)
                 is_unsharing = False
             resident.body.restore(folder)
-            with open(os.path.join(folder, _LANE_STATE), "rb") as file:
+            with open(os.path.join(folder, LANE_STATE), "rb") as file:
                 state = pickle.load(file)
             restore_random_state(state["random"])
             resident.finished = state["finished"]
@@ -475,7 +473,7 @@ class ResidentCheckpoints:
 
 def _write(write_state: Callable[[str], None], finished: bool, random_state: object, facts: bytes, folder: str) -> None:
     write_state(folder)
-    with open(os.path.join(folder, _LANE_STATE), "wb") as file:
+    with open(os.path.join(folder, LANE_STATE), "wb") as file:
         pickle.dump({"finished": finished, "random": random_state}, file)
     if facts:
         with open(os.path.join(folder, FACTS), "wb") as file:

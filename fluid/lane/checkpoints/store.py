@@ -25,6 +25,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fluid.lane.checkpoints.files import (
+    LinkedCopies,
     checkpoint_name,
     checkpoints_like,
     copy_as,
@@ -102,6 +103,7 @@ class CheckpointStore:
         *,
         durable: bool = False,
         keep: bool = False,
+        summed: bool = True,
     ) -> Stored:
         """Writes a checkpoint and deletes the trial's obsolete ones, except those that outlive the run.
 
@@ -111,13 +113,14 @@ class CheckpointStore:
             write: fills the empty folder it is given; called a second time, for disk, if memory is too small.
             durable: whether to write to disk at once.
             keep: whether to write to disk, where it outlives the run.
+            summed: whether its files are summed at once, also in memory.
 
         Raises:
             Exception: what ``write`` raised when writing to disk.
         """
         self._written += 1
         name = checkpoint_name(iteration, self._lane_id, self._written)
-        stored = None if durable or keep else self._save_in_memory(trial_id, name, write)
+        stored = None if durable or keep else self._save_in_memory(trial_id, name, write, summed=summed)
         if stored is None:
             folder, size = write_atomically(self._kept(trial_id) if keep else self._disk(trial_id), name, write)
             stored = Stored(folder, False, size)
@@ -140,7 +143,7 @@ class CheckpointStore:
         """As :meth:`save`, of the state of a trial, the parent, from which another one, the child, is to start."""
         self._sizes[child] = self._sizes.get(parent, 0)
         try:
-            return self.save(child, iteration, write)
+            return self.save(child, iteration, write, summed=False)
         finally:
             self.forget_resident(child)  # It starts in any lane.
 
@@ -156,18 +159,18 @@ class CheckpointStore:
         Raises:
             OSError, shutil.Error: the original is gone or damaged, or the disk is full.
         """
-        with locked_for_reading(path) as exists:
-            if not exists:
-                raise FileNotFoundError(f"the checkpoint of iteration {iteration_of(path)} is gone: {path}")
-            if (damage := damage_by_lengths(path)) is not None:
-                raise OSError(f"the checkpoint of iteration {iteration_of(path)} is damaged: {damage}")
-            in_memory, size = self.is_in_memory(path), sealed_bytes(path) or 0
-            root = self._memory(child) if in_memory else self._disk(child)
-            try:
-                return Stored(share(path, root, self._free_name(child, iteration_of(path))), in_memory, size)
-            except OSError:  # Other disks, another user's files, too many links to one, no links at all.
-                name = self._free_name(child, iteration_of(path))
-                return Stored(copy_as(path, self._disk(child), name), False, size)
+        iteration, in_memory = iteration_of(path), self.is_in_memory(path)
+        if os.path.isdir(path) and (damage := damage_by_lengths(path)) is not None:
+            raise OSError(f"the checkpoint of iteration {iteration} is damaged: {damage}")
+        root = self._memory(child) if in_memory else self._disk(child)
+        try:
+            made = share(path, root, self._free_name(child, iteration))
+        except OSError:  # It is being read; other disks, another user's files, too many links, no links at all.
+            with locked_for_reading(path) as exists:
+                if not exists:
+                    raise FileNotFoundError(f"the checkpoint of iteration {iteration} is gone: {path}") from None
+                made = copy_as(path, self._disk(child), self._free_name(child, iteration))
+        return Stored(made, self.is_in_memory(made), sealed_bytes(made) or 0)
 
     def fork_saved(self, child: str, parent: str, path: str) -> Stored:
         """As :meth:`fork`, also of a checkpoint that has moved since; copies the parent's own folder, too.
@@ -337,14 +340,16 @@ class CheckpointStore:
                 os.rmdir(root)
         self.forget_resident(trial_id)
 
-    def _save_in_memory(self, trial_id: str, name: str, write: Callable[[str], None]) -> Stored | None:
+    def _save_in_memory(
+        self, trial_id: str, name: str, write: Callable[[str], None], *, summed: bool = True
+    ) -> Stored | None:
         """Writes a checkpoint to memory; returns ``None`` if it does not fit, and what is there is worth more."""
         expected, ledger = self._sizes.get(trial_id, 0), self._ledger
         reserve = functools.partial(ledger.reserve, expected)
         if not self._has_space(expected) or not ledger.await_room(reserve, expected, folder_name(trial_id)):
             return None
         try:
-            path, size = write_atomically(self._memory(trial_id), name, write)
+            path, size = write_atomically(self._memory(trial_id), name, write, summed=summed)
         except BaseException as error:
             self._ledger.correct(-expected)
             if not isinstance(error, Exception):
@@ -423,11 +428,12 @@ def _move_to_disk(memory_folder: str, run_folder: str) -> dict[str, str]:
     """Copies the last two checkpoints of each trial to disk; returns why one could not be, by its path."""
     saved = {trial.name: newest_in(trial.path) for trial in _entries(memory_folder) if not trial.name.startswith(".")}
     left: dict[str, str] = {}
+    copies = LinkedCopies()
     for rank in range(_KEPT):  # The newest of every trial come first, in case the disk fills up.
         for name, checkpoints in saved.items():
             for checkpoint in checkpoints[rank : rank + 1]:
                 try:
-                    copy_checked(checkpoint, checkpoints_folder(run_folder, name))
+                    copy_checked(checkpoint, checkpoints_folder(run_folder, name), copies=copies)
                 except (OSError, shutil.Error) as error:
                     if os.path.isdir(checkpoint):
                         left[checkpoint] = _why(error)

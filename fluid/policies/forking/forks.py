@@ -130,7 +130,10 @@ class Forks(Policy):
         if start.checkpoint is not None:
             self._copy(trial, wish, start.checkpoint)
         elif start.is_shared and start.at is not None and trial.progress.budget <= start.at:
-            return  # All its iterations are those of its parent.
+            if (
+                trial.calls or trial.restored_for_call
+            ):  # All its iterations are those of its parent, but for what a call makes of its state.
+                self._fail(trial, "a method of it was called")
         elif parent is None:
             self._fail(trial, f"{start.parent!r}, from which it was to start, was forgotten")
         elif isinstance(wish.asked, Checkpoint) or self._may_answer(parent, wish.asked):
@@ -193,11 +196,16 @@ class Forks(Policy):
         start = trial.spec.start
         wish = self._wishes.get(start.parent if start.checkpoint is None else "", {}).get(trial.trial_id)
         found = event.checkpoint
+        if found is not None and parent is not None and found.iteration > parent.progress.reported:
+            if wish is not None:  # Of a lane that the parent has left, whose last iterations do not count.
+                wish.asked = None
+            return
         if found is None or (start.at is not None and found.iteration != start.at):
             if wish is not None:
                 self._refused(trial, wish, event)
             return
-        if start.at is None and trial.progress.budget <= found.iteration:
+        is_used_up = start.at is None and trial.progress.budget <= found.iteration
+        if is_used_up and not trial.spec.extends:
             text = f"its budget of {trial.progress.budget} is used up by the {found.iteration} iterations of"
             self._fail(trial, f"{text} {start.parent!r}, from which it starts")
             return
@@ -207,7 +215,10 @@ class Forks(Policy):
         trial.residence = replace(trial.residence, checkpoint=found, durable=durable, checkpoint_is_current=True)
         trial.progress.reported = max(trial.progress.reported, found.iteration)
         trial.spec = structs.replace(trial.spec, start=structs.replace(start, at=found.iteration))
-        if trial.state is TrialState.PAUSED:
+        if is_used_up:  # It is done as it begins, and its search may extend it.
+            trial.progress.restart(found.iteration)
+            core.end(trial, TrialState.DONE, f"done: {start.parent!r} had come to iteration {found.iteration}")
+        elif trial.state is TrialState.PAUSED:
             core.enqueue(trial, f"starts from the state of {start.parent!r} after {found.iteration} iterations")
 
     def _refused(self, trial: TrialRecord, wish: _Wish, event: TrialForked) -> None:

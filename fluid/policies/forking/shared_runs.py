@@ -137,7 +137,6 @@ class SharedRuns(Policy):
     def _pass_on(self, trial: TrialRecord, report: Report) -> None:
         """Reports what is news of a report to a trial, up to its budget."""
         progress = trial.progress
-        # A run within the run goes beyond its own budget as it is needed.
         last = min(report.iteration, progress.budget)
         first = max(progress.reported, report.iteration - report.count) + 1
         if first > last:
@@ -159,7 +158,7 @@ class SharedRuns(Policy):
         self._core.commands.append(made)
         for reported in self._core.policies.reported:
             reported(trial, made)
-        if last >= progress.budget and trial.state is TrialState.PAUSED and not trial.spec.is_shared_run:
+        if last >= progress.budget and trial.state is TrialState.PAUSED and not trial.calls:
             self._core.end(trial, TrialState.DONE, f"done after {last} iterations, all of them shared")
 
     @staticmethod
@@ -251,13 +250,16 @@ class SharedRuns(Policy):
     def _let_go(self, run: TrialRecord) -> None:
         """Ends a run of which no trial has anything to come; its state is needed no more."""
         self._is_due = True  # It may be one of another run's.
-        if run.state is TrialState.DONE:
+        if run.state is TrialState.DONE and not run.calls:
             self._residency.drop(run)
-        elif not run.state.is_over and not run.restored_for_call:
+        elif not run.state.ended and not run.restored_for_call:
             self._lifecycle.stop(run)
 
     def _end_early(self, trial: TrialRecord) -> None:
         """A run has no more to do, and so has a trial that shared all that it did."""
+        if trial.calls:
+            self.stateless(trial, "a method of it was called")
+            return
         self._part(trial)
         trial.awaits = ""
         trial.progress.finish_early()

@@ -117,6 +117,7 @@ def importances_data(importances: Importances) -> dict[str, Any]:
 def run_summary(run: RecordedRun, name: str) -> dict[str, Any]:
     """What the page says of a run as a whole, apart from its timeline."""
     facts = [(key, run.session.get(key)) for key in ("began", "planner")]
+    facts += [("shared runs", run.sharing_of_runs)]
     facts += [("GPUs shared by", run.sharing), ("resizes", run.resize_gains.text), ("restores", run.restores.text)]
     facts += [("backend", run.session.get("backend")), ("Fluid", run.session.get("fluid")), ("folder", str(run.path))]
     return {

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fluid.directions import known_mode
-from fluid.display.format import count, duration
+from fluid.display.format import count, duration, percent
 from fluid.packing import PACKINGS
 from fluid.reports.analysis.cohorts import KeyCohorts
 from fluid.reports.analysis.costs import Costs, Paid, goals_in
@@ -26,7 +26,7 @@ from fluid.reports.analysis.resizes import ResizeGains
 from fluid.reports.analysis.restores import Restores
 from fluid.reports.run.timeline import Timeline
 from fluid.reports.story.words import StoryLine
-from fluid.results.iterations import StoredIteration
+from fluid.results.iterations import StoredIteration, ran_itself
 from fluid.results.metrics import Goal, is_bookkeeping, is_number, known_goals
 from fluid.results.records import TrialFiles
 from fluid.results.submitted import UNFINISHED, GroupLine, SubmittedTrial
@@ -68,9 +68,9 @@ class TrialRun(SubmittedTrial):
         return max((iteration.number for iteration in self.finished), default=0)
 
     @cached_property
-    def own(self) -> tuple[StoredIteration, ...]:
+    def own(self) -> Sequence[StoredIteration]:
         """The finished iterations that it ran itself, in order: time and devices count once, with who used them."""
-        return tuple(iteration for iteration in self.finished if not iteration.source)
+        return ran_itself(self.finished)
 
     @cached_property
     def seconds(self) -> float:
@@ -334,6 +334,23 @@ class RecordedRun:
     def rows(self) -> tuple[TrialRun, ...]:
         """All trials, then what Fluid has added, to run iterations once for several of them."""
         return (*self.trials, *(shared for group in self.groups for shared in group.shared_runs))
+
+    @cached_property
+    def iterations_run(self) -> int:
+        """Number of iterations that ran: those that were run once for several trials count once."""
+        return sum(len(each.own) for each in self.rows)
+
+    @property
+    def sharing_of_runs(self) -> str:
+        """How many iterations ran for those of the trials, in a line; empty if no trials shared a run."""
+        runs = len(self.rows) - len(self.trials)
+        if not runs:
+            return ""
+        reported = sum(len(trial.finished) for trial in self.trials)
+        ran = f"{count(self.iterations_run, 'iteration')} ran for the {reported:,} of the trials"
+        return f"{count(runs, 'shared run')}: {ran}" + (
+            f", {percent(self.iterations_run / reported)}" if reported else ""
+        )
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:

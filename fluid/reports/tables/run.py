@@ -95,7 +95,7 @@ def run_tables(
 def _engine_parts(run: RecordedRun) -> list[RenderableType]:
     """What the run cost, what the engine did, foresaw and measured, and how devices were used."""
     parts: list[RenderableType] = [Text("; ".join(run.costs.texts))] if run.costs.texts else []
-    parts += [Text(text) for text in (run.resize_gains.text, run.restores.text) if text]
+    parts += [Text(text) for text in (run.sharing_of_runs, run.resize_gains.text, run.restores.text) if text]
     parts += [Text(printable(line)) for line in run.forecast_lines]
     for cohorts in run.cohorts:
         parts += _cohort_parts(cohorts)
@@ -125,6 +125,7 @@ def as_json(run: RecordedRun, goal: Goal | None = None, importances: Importances
         "makespan_s": run.timeline.makespan,
         "wall_time_s": run.wall,
         "utilisation": run.timeline.utilisation,
+        "iterations_run": run.iterations_run,
         "resizes": run.resizes,
         "resize_gains": asdict(run.resize_gains),
         "restores": run.restores.as_json(),

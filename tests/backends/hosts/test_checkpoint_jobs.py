@@ -18,7 +18,7 @@ from fluid.backends.hosts.checkpoints.keeper import CheckpointKeeper, KeeperOpti
 from fluid.lane.checkpoints.ledger import StoreLedger
 from fluid.lane.checkpoints.seal import damage_of
 from fluid.lane.checkpoints.store import CheckpointStore
-from fluid.lane.protocol import CheckpointPersisted
+from fluid.lane.protocol import CheckpointForked, CheckpointPersisted
 
 SIZE = 1000
 
@@ -235,3 +235,21 @@ def test_changes_of_the_ledger_by_two_threads_both_count(tmp_path: Path) -> None
         thread.join()
     assert ledger.read().used == 2000 * 16
     ledger.close()
+
+
+def test_a_host_makes_a_checkpoint_the_start_of_another_trial(here: Machine) -> None:
+    (path,) = here.save("a", 3)
+    here.keeper.fork("localhost", "b", "a", path)
+    (made,) = eventually(here.keeper.poll)
+    assert isinstance(made, CheckpointForked) and made.problem == "" and made.in_memory is bool(here.place)
+    assert damage_of(made.path) is None and Path(made.path).name.startswith("00000003-")
+    here.keeper.forget("a", keep_newest=False)
+    here.keeper.fork("localhost", "c", "a", path)
+    here.keeper.fork("10.0.0.7", "d", "a", path)
+    answers: list[Any] = []
+    while len(answers) < 2:
+        answers += eventually(here.keeper.poll)
+    gone, elsewhere = sorted(answers, key=lambda answer: answer.trial_id)
+    assert gone.path == "" and "iteration 3 is gone" in gone.problem
+    assert elsewhere.problem == "10.0.0.7 has no host of this session"
+    assert damage_of(made.path) is None, "it outlives what it is of"

@@ -14,10 +14,11 @@ from fluid.backends.lanes.checkpoints import CheckpointPlaces
 from fluid.backends.lanes.connections import LaneConnections
 from fluid.backends.lanes.registry import HostPayloads, Registry
 from fluid.elastic.messages import Left
-from fluid.engine.commands import Persist
-from fluid.engine.events import Checkpoint, Failure, TrialFailed, TrialNotKept, TrialReleased, TrialSaved
+from fluid.engine.commands import ForkSaved, Persist
+from fluid.engine.events import Checkpoint, Failure, TrialFailed, TrialForked, TrialNotKept, TrialReleased, TrialSaved
 from fluid.keeping import Kept
-from fluid.lane.protocol import CheckpointPersisted, FromMember
+from fluid.lane.protocol import CheckpointForked, CheckpointPersisted, FromMember
+from fluid.trainables.payload import payload_of
 
 PATH = "/dev/shm/fluid-0123456789abcdef-localhost/a/00000003-0-1"
 
@@ -34,6 +35,9 @@ class Stores:
     def persist(self, host: str, trial_id: str, path: str, *, keep: bool) -> None:
         self.asked.append(("persist", host, trial_id, path, keep))
 
+    def fork(self, host: str, child: str, parent: str, path: str) -> None:
+        self.asked.append(("fork", host, child, parent, path))
+
 
 class Places:
     """Places of checkpoints, with two lanes that were told to set up a trial."""
@@ -45,7 +49,8 @@ class Places:
             SimpleNamespace(stores=self.stores, checkpoints_at=lambda host: CheckpointSource(), drop=lambda name: None),
         )
         self.lanes = LaneConnections(launcher)
-        self.places = CheckpointPlaces(launcher, self.lanes, Registry(lambda modules: None, HostPayloads(launcher)))
+        self.registry = Registry(lambda modules: None, HostPayloads(launcher))
+        self.places = CheckpointPlaces(launcher, self.lanes, self.registry)
         self.first, self.second = self.lanes.add(0), self.lanes.add(1)
 
 
@@ -120,3 +125,26 @@ def test_the_engine_hears_of_copies_as_of_those_of_lanes(here: Places) -> None:
     assert here.places.hear(failed, 7.0) == [TrialSaved(7.0, "a", None, stays, copied=True)]
     told = TrialNotKept(7.0, "a", iteration=3, reason="the disk is full")
     assert here.places.hear(structs.replace(failed, keep=True), 7.0) == [told]
+
+
+def count(config: dict[str, Any]) -> Any:
+    yield {"loss": 1.0}
+
+
+def test_a_fork_is_asked_of_the_host_that_has_the_checkpoint_and_its_answer_is_told(here: Places) -> None:
+    here.registry.register("b", payload_of(count, {}))
+    here.places.execute(ForkSaved("b", "a", Checkpoint(3, PATH, host="10.0.0.7", in_memory=True)))
+    assert here.stores.asked == [("fork", "10.0.0.7", "b", "a", PATH)]
+    made = CheckpointForked("b", "a", "10.0.0.7", PATH.replace("/a/", "/b/"), True, 0.5)
+    checkpoint = Checkpoint(3, made.path, "10.0.0.7", in_memory=True)
+    told = TrialForked(7.0, "b", parent="a", lane_id=None, checkpoint=checkpoint, seconds=0.5)
+    assert here.places.hear(made, 7.0) == [told]
+    failed = CheckpointForked("b", "a", "10.0.0.7", seconds=0.5, problem="the disk is full")
+    no = TrialForked(7.0, "b", parent="a", lane_id=None, seconds=0.5, problem="the disk is full")
+    assert here.places.hear(failed, 7.0) == [no]
+
+
+def test_what_was_made_for_a_trial_that_was_forgotten_is_deleted(here: Places) -> None:
+    assert here.places.hear(CheckpointForked("b", "a", "localhost", PATH), 7.0) == []
+    here.places.hear_lane(here.first, TrialForked(7.0, "c", parent="a", lane_id=0, checkpoint=Checkpoint(3, PATH)))
+    assert here.stores.asked == [("forget", "b", False), ("forget", "c", False)]

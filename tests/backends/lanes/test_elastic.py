@@ -17,7 +17,17 @@ torch = pytest.importorskip("torch")
 from elastic.trainables import Regression  # noqa: E402
 
 from fluid.backends.local import LocalBackend  # noqa: E402
-from fluid.engine.commands import Call, Pause, Resize, RunIteration, Save, StartTrial, StopLane, StopTrial  # noqa: E402
+from fluid.engine.commands import (  # noqa: E402
+    Call,
+    Fork,
+    Pause,
+    Resize,
+    RunIteration,
+    Save,
+    StartTrial,
+    StopLane,
+    StopTrial,
+)
 from fluid.engine.events import (  # noqa: E402
     IterationDone,
     LaneLost,
@@ -25,6 +35,7 @@ from fluid.engine.events import (  # noqa: E402
     ResizeDone,
     TrialCalled,
     TrialFailed,
+    TrialForked,
     TrialPaused,
     TrialReleased,
     TrialSaved,
@@ -316,10 +327,19 @@ def test_pause_save_restore_and_stop_in_several_lanes(three: Any) -> None:
     done = train(three, "a", 3)
     three.do(Call("a", (a,), call_id=1, method="tell", payload=dump_arguments((7,), {})))
     assert three.of(TrialCalled, "a").failure is None
+    three.backend.register("f", payload_of(Paced, {}))
+    three.do(Fork("a", (a,), child="f", at=30))
+    forked = three.of(TrialForked, "f")
+    assert (forked.lane_id, forked.checkpoint.iteration) == (a, 30)
     three.do(Pause("a", (a, b), purpose=PausePurpose.PREEMPT))
     paused = three.of(TrialPaused, "a")
     done += seen(three)
     assert paused.iteration == len(done) and paused.lane_id == a
+    three.do(StartTrial("f", (c,), iterations=1, checkpoint=forked.checkpoint, must_restore=True))
+    (on,) = train(three, "f", 1)
+    assert on.iteration == 31 and on.metrics["loss"] == pytest.approx(losses(31)[-1], rel=1e-5)
+    three.do(StopTrial("f", (c,)))
+    assert three.of(TrialReleased, "f").lane_id == c
     three.do(Save("a", (a, b)))
     assert three.until(TrialSaved, lambda event: event.checkpoint.iteration == paused.iteration).lane_id == a
     three.do(Save("a", (a, b), drop=True))

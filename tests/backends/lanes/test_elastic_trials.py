@@ -73,11 +73,12 @@ def test_a_command_waits_for_the_one_under_way(table: Table) -> None:
     table.trials.execute(StartTrial("a", (0, 1), iterations=5))
     assert table.trials.execute(Pause("a", (0, 1), purpose=PausePurpose.PREEMPT)) == []
     assert table.trials.execute(Call("a", (0,), call_id=1, method="tell", payload=b"")) == []
+    assert table.trials.execute(to.fork("a", "b")) == []
     for lane in (0, 1):
         table.say(lane, Prepared(0, "127.0.0.1", 0.1))
-    started, paused, called = table.meet(1, 0, 1)
+    started, paused, called, forks = table.meet(1, 0, 1)
     assert isinstance(paused, TrialPaused) and paused.iteration == 0, "before its first iteration"
-    assert called == ToLane(0, to.call("a", 1, "tell", b""))
+    assert called == ToLane(0, to.call("a", 1, "tell", b"")) and forks == ToLane(0, to.fork("a", "b"))
     assert getattr(started, "trial_id", None) == "a"
 
 

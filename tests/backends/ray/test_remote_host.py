@@ -22,7 +22,7 @@ from fluid.backends.ray.remote_host import (
     StorePayload,
     ToHost,
 )
-from fluid.lane.protocol import CheckpointPersisted
+from fluid.lane.protocol import CheckpointForked, CheckpointPersisted
 from fluid.wire import decoder
 
 
@@ -122,6 +122,7 @@ def test_what_a_host_has_not_copied_is_answered_once_it_is_gone(pair: Pair) -> N
     pair.connect()
     for trial_id in "abc":
         pair.host.stores.persist(pair.host.name, trial_id, f"/m/{trial_id}/00000003-0-1", keep=trial_id == "c")
+    pair.host.stores.fork(pair.host.name, "d", "a", "/m/a/00000003-0-1")
     pair.host.flush()
     assert pair.next_message() == PersistCheckpoint("a", "/m/a/00000003-0-1", False)
     answer = CheckpointPersisted("a", "/run/trials/a/checkpoints/00000003-0-1", pair.host.name, False)
@@ -130,5 +131,5 @@ def test_what_a_host_has_not_copied_is_answered_once_it_is_gone(pair: Pair) -> N
     assert pair.host.fail("died: killed") == [
         CheckpointPersisted(name, f"/m/{name}/00000003-0-1", "10.0.0.7", name == "c", problem="its host died: killed")
         for name in "bc"
-    ]
+    ] + [CheckpointForked("d", "a", "10.0.0.7", problem="its host died: killed")]
     assert pair.host.fail("died: killed") == []

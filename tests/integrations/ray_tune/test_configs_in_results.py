@@ -14,6 +14,7 @@ pytest.importorskip("ray")
 import ray.tune
 
 from fluid import tune
+from fluid.search import schedule
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
@@ -22,7 +23,7 @@ class Plain(ray.tune.Trainable):  # type: ignore[misc]
     """Leaves its config alone."""
 
     def step(self) -> dict[str, Any]:
-        return {"loss": 1.0, "done": self._iteration >= 1}
+        return {"loss": self.config["rate"].at(self._iteration), "done": self._iteration >= 1}
 
     def save_checkpoint(self, folder: str) -> None:
         Path(folder, "state").touch()
@@ -54,7 +55,7 @@ class Copied(Plain):
 
 
 def run(executor: Any, folder: Path, trainable: type) -> Any:
-    config = {"x": 1, "nested": {"y": [2]}, "weights": np.array([1.0, 2.0])}
+    config = {"x": 1, "nested": {"y": [2]}, "weights": np.array([1.0, 2.0]), "rate": schedule({0: 1.0, 1: 0.5})}
     options = {"config": config, "storage_path": str(folder), "verbose": 0, "executor": executor}
     return tune.run(trainable, checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True), **options)
 
@@ -83,5 +84,7 @@ def test_a_result_has_the_config_of_its_trainable(
     assert [part(json.loads(line)["config"]) for line in lines] == expected
     assert part(trial.last_result["config"]) == expected[-1]
     assert isinstance(trial.last_result["config"]["weights"], np.ndarray)
+    assert [json.loads(line)["loss"] for line in lines] == [1.0, 0.5]
+    assert trial.last_result["config"]["rate"] == trial.config["rate"] == schedule({0: 1.0, 1: 0.5})
     if trainable is not Copied:
         assert part(trial.latest_checkpoint_result.metrics["config"]) == expected[-1]

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from fluid.backends.hosts.checkpoints.values import StoredCheckpoint
 from fluid.lane.checkpoints.files import (
+    LinkedCopies,
     copy_atomically,
     delete_at_once,
     iteration_of,
@@ -31,6 +32,7 @@ class MemoryFolder:
         self._run_folder = run_folder
         #: Of those found in the last scan that share their files with none, by path: their bytes never change.
         self._bytes: dict[str, int] = {}
+        self._copies = LinkedCopies()
 
     def scan(self, lost: Collection[int] = ()) -> tuple[list[StoredCheckpoint], int]:
         """Returns the checkpoints that are there, and the bytes that drafts will have, as far as that can be told.
@@ -92,7 +94,7 @@ class MemoryFolder:
             OSError, shutil.Error: the disk is full, or the checkpoint is being deleted.
         """
         folder = checkpoints_folder(self._run_folder, one.trial)
-        return os.path.join(folder, os.path.basename(one.path)) if move(one.path, folder) else None
+        return os.path.join(folder, os.path.basename(one.path)) if move(one.path, folder, self._copies) else None
 
     def on_disk(self, trial: str, path: str) -> StoredCheckpoint | None:
         """Finds a checkpoint on this machine's disk, given where it was written."""

@@ -35,7 +35,7 @@ from fluid.lane.checkpoints.fetch import (
 )
 from fluid.lane.checkpoints.files import checkpoints_like, locked_for_reading
 from fluid.lane.checkpoints.paths import checkpoints_folder, settled_path, trial_folder_name
-from fluid.lane.checkpoints.seal import SEAL
+from fluid.lane.checkpoints.seal import SEAL, complete_seal
 from fluid.processes.handshake import Address
 from fluid.waiting.waits import BackgroundThread
 
@@ -255,6 +255,8 @@ class CheckpointServer:
             if place in request.without:
                 continue
             with locked_for_reading(place) as exists:
+                if exists:
+                    complete_seal(place)
                 manifest = describe(place) if exists else None
                 if manifest is not None:
                     send_checkpoint(sock, manifest, request.rate, self._clock)

@@ -1,30 +1,20 @@
 """The end of a shared run, as its code may find it: a schedule asked for a value that the run is not to know.
 
 Trials that agree up to an iteration are one run until then, and that run has schedules with the common values only
-(:meth:`fluid.search.schedules.Schedule.until`). Code that asks for more would compute what depends on the
-future of one trial. It gets an error; and as it may catch that, the ask is noted besides, for the lane
-to read.
+(:meth:`fluid.search.schedules.Schedule.until`). Code that asks for more would compute what depends on the future of one
+trial. It gets an error; and as it may catch that, the ask is noted besides, for the lane to read.
 """
 
 from __future__ import annotations
 
 import os
 
-from fluid.errors import FluidError
+from fluid.errors import PrefixEndedError
 
 #: Bytes that a pipe takes in one piece.
 _MOST = 4096
+#: Stands between a run and its ask.
 _BETWEEN = "\0"
-
-
-class PrefixEndedError(FluidError):
-    """A shared run asked a schedule for a value that its trials do not have in common.
-
-    It is an ``Exception``, and none that code expects of a missing key or an end: workers of data loaders and pools
-    hand it on to the process that waits for them, which they do of no other ``BaseException``. What catches it, and
-    goes on with a value of its own, is found by :func:`asked_beyond`.
-    """
-
 
 #: The first ask of each shared run, by its id.
 _asked: dict[str, str] = {}
