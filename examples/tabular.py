@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> fluid.SweepResult:
     add("--data", choices=TABLES, default="digits", help="(default digits)")
     add("--samples", type=int, default=64, help="how many trials (default 64)")
     add("--epochs", type=int, default=27, help="most epochs of a trial (default 27)")
-    add("--algorithm", default="asha", help="as fluid.run has it: asha, sha, hyperband, random, tpe (default asha)")
+    add("--algorithm", default="asha", help="as of fluid.run: asha, sha, hyperband, bohb, random, tpe (default asha)")
     add("--packing", default="auto", help="as FluidExecutor has it: auto, fused, off, ... (default auto)")
     add("--devices", type=int, help="how many GPUs or CPU cores to use (default all)")
     add("--seed", type=int, default=0, help="of the configurations (default 0)")

@@ -30,8 +30,9 @@ from fluid.results.metrics import Goal, goals_of, modes_of
 from fluid.results.records import TrialResult
 from fluid.results.run_files import TRIALS, JsonLines, is_used
 from fluid.results.sweep import SweepResult
-from fluid.search import PBT, Searcher, Space, make_sampler, make_space
+from fluid.search import BOHB, PBT, Searcher, Space, make_sampler, make_space
 from fluid.search.algorithms import make_scheduler, shape_for
+from fluid.search.bohb import BohbSearcher
 from fluid.search.rungs import rungs_of
 from fluid.search.schedulers import RungScheduler
 from fluid.search.searchers import SamplerSearcher
@@ -48,6 +49,7 @@ from fluid.sizing.goals import Goals
 from fluid.sweeping.algorithms import (
     ALGORITHMS,
     HALVING,
+    LEARNING,
     WITH_SEARCHER,
     options_of,
     require_algorithm,
@@ -93,7 +95,7 @@ def run(
     metric: str | Sequence[str],
     mode: str | Sequence[str] | None = None,
     samples: int | None = None,
-    algorithm: str | PBT = "asha",
+    algorithm: str | BOHB | PBT = "asha",
     budget: int = 27,
     time_budget_s: float | str | None = None,
     deadline: float | str | None = None,
@@ -156,14 +158,16 @@ def run(
             :attr:`fluid.SweepResult.pareto` the outcome, with ``"random"``, ``"grid"``, ``"tpe"`` or ``"full"``.
         mode: ``"min"`` or ``"max"``, one per metric; ``None``, the default, for what the metric's name says
             (``docs/sweeps.md``): less is better of ``val_loss``, more of ``accuracy``.
-        samples: number of trials. ``None``, the default: all of a grid; one round of Hyperband; else no limit if
-            ``time_budget_s`` or a stop rule ends the sweep (not with ``"sha"``), and 64 if none does. Of ``"pbt"``:
-            members, 16 by default. With a ``searcher``: the most that it is asked for.
+        samples: number of trials. ``None``, the default: all of a grid; one round of the brackets of Hyperband and
+            BOHB, if these have several rungs; 16 members of ``"pbt"``; else no limit if ``time_budget_s`` or a stop
+            rule ends the sweep (not with brackets, nor with ``"sha"``), and 64 if none does. With a ``searcher``: the
+            most that it is asked for.
         algorithm: ``"asha"``, the default, asynchronous successive halving; ``"tpe"``, whose configs Optuna suggests
             from the results, and whose trials stop at the same rungs; ``"sha"``, synchronous; ``"hyperband"``;
-            ``"pbt"``, population based training, or :class:`fluid.search.PBT` with its options; or ``"random"`` and
-            ``"grid"``, whose trials all run to the budget, as those of ``"tpe"`` do with several metrics or with
-            ``min_budget`` equal to ``budget``. With a ``searcher``: ``"asha"``, in which no trial waits
+            ``"bohb"``, Hyperband whose configs a model suggests from the results, and its options,
+            :class:`fluid.search.BOHB`; ``"pbt"``, population based training, and :class:`fluid.search.PBT`; or
+            ``"random"`` and ``"grid"``, whose trials all run to the budget, as those of ``"tpe"`` do with several
+            metrics or with ``min_budget`` equal to ``budget``. With a ``searcher``: ``"asha"``, in which no trial waits
             at a rung; or ``"full"``, all trials run to the budget.
         budget: most iterations of a trial; 27 by default. A trainable may end earlier.
         time_budget_s: seconds from the call, or text such as ``"1h"``, after which the sweep ends for now; each trial
@@ -279,14 +283,16 @@ def run(
     else:
         constants, known_space = {}, make_space(space)
         sampler_seed = seed_in_force(seed)
-        if earlier is not None and algorithm == "tpe":
-            if callable(space):
+        if earlier is not None and algorithm in LEARNING:
+            if callable(space) and algorithm == "tpe":
                 raise InvalidFieldError("resume", resume, "cannot be with TPE on a function of an Optuna trial")
             # What it suggested followed from what was done by then.
             done = [trial.config for trial in earlier.trials]
             configs = [*done, *(configs[len(done) :] if isinstance(configs, Sequence) else ())]
-            sampler_seed = _seed_behind(sampler_seed, len(done)) if done and sampler_seed is not None else sampler_seed
-        searcher = _make_searcher(algorithm, known_space, compared, sampler_seed, configs)
+            if done and sampler_seed is not None and algorithm == "tpe":
+                sampler_seed = _seed_behind(sampler_seed, len(done))
+        kind = options if isinstance(options, BOHB) else algorithm
+        searcher = _make_searcher(kind, known_space, compared, sampler_seed, configs)
     iterations = require_integer("budget", budget, at_least=1)
     eta = require_integer("eta", eta, at_least=2)
     rungs = rungs_of(iterations, eta, require_integer("min_budget", min_budget, at_least=1, at_most=iterations))
@@ -297,6 +303,8 @@ def run(
     number = samples_of(algorithm, samples, searcher, is_limited=is_limited, rungs=rungs, eta=eta)
     if samples is None and number is not None and earlier is not None and algorithm != "pbt":
         number = max(number, len(earlier.trials))  # The sessions before had a limit of time.
+    facts: dict[str, Any] = {"rungs": rungs, "eta": eta, "samples": number, "is_told_once": is_given}
+    facts["one_by_one"] = isinstance(options, BOHB) and options.synchronous and len(rungs) > 1
     scheduler: RungScheduler
     first = rungs[0] if algorithm in HALVING else rungs[-1]
     if isinstance(options, PBT):
@@ -304,17 +312,18 @@ def run(
         scheduler = make_population(options, trainable, known_space, iterations, number, seed_in_force(seed))
         first = scheduler.interval
     else:
-        scheduler = make_scheduler(algorithm, rungs=rungs, eta=eta, samples=number, is_told_once=is_given)
+        scheduler = make_scheduler(algorithm, **facts)
     require_budgets_beyond(starts, algorithm, first)
     plan = SweepPlan(
         trainable=trainable,
         name=name,
         algorithm=algorithm,
+        options=options,
         searcher=searcher,
-        learns=is_given or algorithm == "tpe",
+        learns=is_given or algorithm in LEARNING,
         constants=constants,
         scheduler=scheduler,
-        shape=shape_for(algorithm, rungs=rungs, eta=eta, samples=number, is_told_once=is_given),
+        shape=shape_for(algorithm, **facts),
         rules=rules,
         goals=compared,
         samples=number,
@@ -504,12 +513,14 @@ def _seed_behind(seed: int, trials: int) -> int:
 
 
 def _make_searcher(
-    algorithm: str,
+    algorithm: str | BOHB,
     space: Space | ConditionalSpace,
     goals: Sequence[Goal],
     seed: int | None,
     points: Sequence[Mapping[str, Any]],
 ) -> Searcher:
+    if isinstance(algorithm, BOHB):
+        return BohbSearcher(space, algorithm, mode=goals[0].mode, seed=seed, points=points)
     sampler = algorithm if algorithm in ("grid", "tpe") else "random"
     modes = [goal.mode for goal in goals]
     return SamplerSearcher(make_sampler(sampler, space, modes=modes, seed=seed, points=points))

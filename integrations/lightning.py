@@ -28,6 +28,7 @@ from fluid.directions import direction_of
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.integrations.options import require_options
 from fluid.random_state import read_random_state, write_random_state
+from fluid.sweeping.algorithms import named
 from fluid.trainables.trial_code import TrialEnded
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def sweep(
         seed=seed,
     )
     if name is None:
-        name = f"{trial.__name__}-{options.get('algorithm', 'asha')}"
+        name = f"{trial.__name__}-{named(options.get('algorithm', 'asha'))}"
     if options.get("mode") is None:
         options["mode"] = _modes_said(metric, trainer)
     return fluid.run(trial, space, metric=metric, budget=budget, seed=seed, name=name, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fluid.search.brackets import Brackets
-from fluid.search.rungs import brackets_for, halving_shape
+from fluid.search.rungs import BracketShape, brackets_for, halving_shape
 from fluid.search.schedulers import AsynchronousHalving, FullBudget, RungScheduler, StoppingHalving
 from fluid.search_shape import SearchShape
 
@@ -11,10 +11,18 @@ from fluid.search_shape import SearchShape
 _PROMOTING = ("asha", "tpe")
 #: Those that start all trials of a rung together.
 SYNCHRONOUS = ("hyperband", "sha")
+#: Those with Hyperband's brackets.
+HYPERBANDS = ("bohb", "hyperband")
 
 
 def make_scheduler(
-    algorithm: str, *, rungs: tuple[int, ...], eta: int, samples: int | None, is_told_once: bool = False
+    algorithm: str,
+    *,
+    rungs: tuple[int, ...],
+    eta: int,
+    samples: int | None,
+    is_told_once: bool = False,
+    one_by_one: bool = False,
 ) -> RungScheduler:
     """Makes the scheduler of an algorithm.
 
@@ -24,21 +32,25 @@ def make_scheduler(
         eta: one in so many trials continues at each rung.
         samples: number of trials; ``None`` for no limit.
         is_told_once: whether a searcher is told of each trial once, so that none must wait at a rung.
+        one_by_one: of BOHB, whether a bracket begins when the one before has ended.
     """
     if algorithm == "asha" and is_told_once:
         return StoppingHalving(rungs=rungs, eta=eta)
     if algorithm in _PROMOTING and len(rungs) > 1:
         return AsynchronousHalving(rungs=rungs, eta=eta, samples=samples)
-    if algorithm in SYNCHRONOUS:
-        assert samples is not None
-        if algorithm == "sha":
-            return Brackets([halving_shape(samples, rungs, eta)])
-        return Brackets(brackets_for(samples, rungs, eta))
+    if shapes := _brackets(algorithm, rungs, eta, samples):
+        return Brackets(shapes, one_by_one=one_by_one)
     return FullBudget(budget=rungs[-1], samples=samples)
 
 
 def shape_for(
-    algorithm: str, *, rungs: tuple[int, ...], eta: int, samples: int | None, is_told_once: bool = False
+    algorithm: str,
+    *,
+    rungs: tuple[int, ...],
+    eta: int,
+    samples: int | None,
+    is_told_once: bool = False,
+    one_by_one: bool = False,
 ) -> SearchShape:
     """Returns the shape of what :func:`make_scheduler` makes of the same arguments."""
     if algorithm == "asha" and is_told_once:
@@ -46,8 +58,18 @@ def shape_for(
         return SearchShape(algorithm="stopping", rungs=rungs, eta=eta, first=eta - 1, slack=slack)
     if algorithm in _PROMOTING and len(rungs) > 1:
         return SearchShape(algorithm="asha", rungs=rungs, eta=eta)
-    if algorithm in SYNCHRONOUS:
-        assert samples is not None
-        shapes = (halving_shape(samples, rungs, eta),) if algorithm == "sha" else brackets_for(samples, rungs, eta)
-        return SearchShape(algorithm="halving", rungs=rungs, eta=eta, brackets=tuple(each.sizes for each in shapes))
+    if shapes := _brackets(algorithm, rungs, eta, samples):
+        brackets = tuple(each.sizes for each in shapes)
+        return SearchShape(algorithm="halving", rungs=rungs, eta=eta, brackets=brackets, one_by_one=one_by_one)
     return SearchShape(algorithm="full", rungs=rungs[-1:], replaces=algorithm == "pbt")
+
+
+def _brackets(algorithm: str, rungs: tuple[int, ...], eta: int, samples: int | None) -> tuple[BracketShape, ...]:
+    """The brackets of synchronous successive halving; none of another algorithm."""
+    if algorithm == "sha":
+        assert samples is not None
+        return (halving_shape(samples, rungs, eta),)
+    if algorithm in HYPERBANDS:
+        assert samples is not None
+        return brackets_for(samples, rungs, eta)
+    return ()

@@ -29,10 +29,12 @@ class Brackets:
 
     Args:
         shapes: the brackets, in the order in which their trials start.
+        one_by_one: whether a bracket begins when the one before has ended; see :meth:`may_start`.
     """
 
-    def __init__(self, shapes: list[BracketShape] | tuple[BracketShape, ...]) -> None:
+    def __init__(self, shapes: Sequence[BracketShape], *, one_by_one: bool = False) -> None:
         self._brackets = [_Bracket(shape) for shape in shapes]
+        self.one_by_one = one_by_one
         #: The bracket of each trial that was started.
         self._of_trial: list[_Bracket] = []
         self._filling = 0
@@ -70,6 +72,17 @@ class Brackets:
         self._of_trial.append(bracket)
         return bracket.add(len(self._of_trial) - 1)
 
+    def may_start(self, ahead: int) -> bool:
+        """Whether a further trial may start now, behind so many that are about to."""
+        if not self.one_by_one:
+            return True
+        places = 0
+        for bracket in self._brackets:
+            places += bracket.places
+            if not bracket.is_over:
+                break
+        return len(self._of_trial) + ahead < places
+
     def rung_of(self, trial: int) -> Rung:
         bracket = self._of_trial[trial]
         return bracket.rung._replace(bracket=self._brackets.index(bracket))
@@ -100,8 +113,16 @@ class _Bracket:
         self._late: set[int] = set()
 
     @property
+    def places(self) -> int:
+        return self._shape.sizes[0]
+
+    @property
     def is_full(self) -> bool:
-        return self._started == self._shape.sizes[0]
+        return self._started == self.places
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_full and not (self._running or self._scores or self._late)
 
     @property
     def rung(self) -> Rung:

@@ -101,9 +101,9 @@ class FloatRange:
             return self.at(int(rng.integers(self.size)))
         share = rng.random()
         if self.log:
-            value = math.exp(_between(math.log(self.low), math.log(self.high), share))
+            value = math.exp(between(math.log(self.low), math.log(self.high), share))
         else:
-            value = _between(self.low, self.high, share)
+            value = between(self.low, self.high, share)
         return min(max(value, float(self.low)), self.greatest)
 
     def check(self, field: str, value: object) -> float:
@@ -160,7 +160,7 @@ class IntRange:
         if not self.log:
             return self.at(int(rng.integers(self.size)))
         # Every number stands for the interval around it, as in Optuna, so that the ends are as likely as they should.
-        exponent = _between(math.log(self.low - 0.5), math.log(self.high + 0.5), rng.random())
+        exponent = between(math.log(self.low - 0.5), math.log(self.high + 0.5), rng.random())
         return min(max(round(math.exp(exponent)), int(self.low)), int(self.high))
 
     def check(self, field: str, value: object) -> int:
@@ -332,6 +332,7 @@ def _whole(field: str, value: object) -> int:
     return int(value)
 
 
-def _between(low: float, high: float, share: float) -> float:
+def between(low: float, high: float, share: float) -> float:
+    """The number that lies so far between two others."""
     # Not low + share * (high - low): the difference of two large floats may be infinite.
     return low * (1.0 - share) + high * share

@@ -113,13 +113,10 @@ def make_sampler(
     if isinstance(modes, str) or not modes:
         raise InvalidFieldError("modes", modes, "must be a list of at least one mode")
     modes = [mode_word("mode", mode) for mode in modes]
-    if seed is not None:
-        seed = require_integer("seed", seed, at_least=0, at_most=2**32 - 1)
-    if isinstance(points, Mapping | str) or not isinstance(points, Sequence):
-        raise InvalidFieldError("points", points, "must be a list of dicts")
+    seed = checked_seed(seed)
     if isinstance(space, ConditionalSpace) and algorithm == "grid":
         raise InvalidFieldError("algorithm", algorithm, "cannot enumerate a function of an Optuna trial")
-    checked = [space.check_point(f"points[{index}]", point) for index, point in enumerate(points)]
+    checked = checked_points(space, points)
     if isinstance(space, ConditionalSpace) or algorithm == "tpe":
         # Loads Optuna, which takes as long as loading all of Fluid.
         from fluid.search.study_sampler import StudySampler
@@ -143,7 +140,7 @@ class RandomSampler:
 
     def __init__(self, space: Space, *, objectives: int, seed: int | None, points: Sequence[Mapping[str, Any]]) -> None:
         self._space = space
-        self._entropy = _entropy(seed)
+        self._entropy = entropy_of(seed)
         self._points = points
         self._open = OpenSuggestions(objectives)
 
@@ -182,7 +179,7 @@ class GridSampler:
             self._sizes[name] = domain.size
         self.size: int | None = self._count()
         self._open = OpenSuggestions(objectives)
-        self._configs = self._enumerate(_entropy(seed), points)
+        self._configs = self._enumerate(entropy_of(seed), points)
 
     def ask(self) -> Suggestion | None:
         config = next(self._configs, None)
@@ -260,7 +257,20 @@ def _key(indices: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(indices.items()))
 
 
-def _entropy(seed: int | None) -> int:
+def checked_seed(seed: int | None) -> int | None:
+    """Returns the seed of a search, or raises :class:`~fluid.errors.InvalidFieldError`."""
+    return None if seed is None else require_integer("seed", seed, at_least=0, at_most=2**32 - 1)
+
+
+def checked_points(space: Space | ConditionalSpace, points: object) -> list[dict[str, Any]]:
+    """Returns the values by name of the configs to try first, or raises :class:`~fluid.errors.InvalidFieldError`."""
+    if isinstance(points, Mapping | str) or not isinstance(points, Sequence):
+        raise InvalidFieldError("points", points, "must be a list of dicts")
+    return [space.check_point(f"points[{index}]", point) for index, point in enumerate(points)]
+
+
+def entropy_of(seed: int | None) -> int:
+    """The seed itself; a drawn number in place of ``None``."""
     if seed is not None:
         return seed
     entropy = np.random.SeedSequence().entropy

@@ -50,6 +50,8 @@ class SearchOutcome:
         state: ``"DONE"``, ``"STOPPED"`` (before its budget), ``"PAUSED"`` (at the budget that the suggestion named)
             ``"INFEASIBLE"`` (it raised :class:`fluid.Infeasible`) or ``"FAILED"``.
         iteration: iterations done.
+        budget: iterations to which the trial was last allowed to run: those of the rung to which it came, or was on its
+            way; 0 if that is not known.
         metrics: all that the last iteration reported.
         seconds: that the iterations took.
         failure: why the trial failed, or is infeasible: its kind, such as ``"out_of_memory"``, and its message;
@@ -64,6 +66,7 @@ class SearchOutcome:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     failure: tuple[str, str] | None = None
+    budget: int = 0
 
 
 class Searcher(Protocol):

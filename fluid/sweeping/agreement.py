@@ -37,7 +37,7 @@ def arguments_of(plan: SweepPlan, first: Suggestion | None) -> Mapping[str, str]
     found = {
         "version of Fluid": __version__,
         "metric": ", ".join(f"{goal.metric} ({goal.mode})" for goal in plan.goals),
-        "algorithm": plan.algorithm,
+        "algorithm": plan.algorithm if plan.options is None else text_of(plan.options),
         "budget": str(plan.budget),
         "samples": str(plan.samples),
         "seed": str(plan.seed),

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from fluid.errors import InvalidFieldError, require_integer, require_one_of
-from fluid.search import PBT, Searcher
-from fluid.search.algorithms import SYNCHRONOUS
+from fluid.search import BOHB, PBT, Searcher
+from fluid.search.algorithms import HYPERBANDS, SYNCHRONOUS
 from fluid.search.rungs import hyperband_shapes
 
 #: Those that compare trials at rungs.
-HALVING = ("asha", "hyperband", "sha")
+HALVING = ("asha", "bohb", "hyperband", "sha")
 ALGORITHMS = (*HALVING, "random", "grid", "tpe", "pbt")
+#: Those whose configs follow from results.
+LEARNING = ("bohb", "tpe")
 #: The options that say more of an algorithm than its name does; the name stands for the defaults.
-OPTIONS = {"pbt": PBT}
+OPTIONS: Mapping[str, type[BOHB] | type[PBT]] = {"bohb": BOHB, "pbt": PBT}
 #: Those in which no trial waits at a rung, so that a searcher is told of each.
 WITH_SEARCHER = ("asha", "full")
 #: What other libraries call them.
@@ -22,6 +24,7 @@ _PEERS = {
     **dict.fromkeys(("random_search", "randomsearch", "randomized"), "random"),
     **dict.fromkeys(("grid_search", "gridsearch"), "grid"),
     **dict.fromkeys(("asynchyperband", "async_hyperband", "ashascheduler"), "asha"),
+    **dict.fromkeys(("tunebohb", "hyperbandforbohb", "syncbohb", "hpbandster"), "bohb"),
     **dict.fromkeys(("successive_halving", "halving", "synchronous_halving"), "sha"),
     **dict.fromkeys(("population_based_training", "populationbasedtraining", "population"), "pbt"),
 }
@@ -31,13 +34,18 @@ DEFAULT_SAMPLES = 64
 DEFAULT_MEMBERS = 16
 
 
+def named(algorithm: object) -> object:
+    """Returns the name of an algorithm that is given by its options; else what was given."""
+    return next((name for name, kind in OPTIONS.items() if isinstance(algorithm, kind)), algorithm)
+
+
 def require_algorithm(name: object, known: Collection[str]) -> str:
     """Returns the name of an algorithm, which may be in capitals, or be given by its options.
 
     Raises:
         InvalidFieldError: there is none of this name.
     """
-    name = next((of_options for of_options, kind in OPTIONS.items() if isinstance(name, kind)), name)
+    name = named(name)
     plain = name.strip().lower() if isinstance(name, str) else ""
     if plain in known:
         return plain
@@ -47,7 +55,7 @@ def require_algorithm(name: object, known: Collection[str]) -> str:
     return require_one_of("algorithm", name, known)
 
 
-def options_of(given: object, algorithm: str) -> PBT | None:
+def options_of(given: object, algorithm: str) -> BOHB | PBT | None:
     """Returns the options of an algorithm: those that were given, or the defaults; ``None`` if it has none."""
     if (kind := OPTIONS.get(algorithm)) is None:
         return None
@@ -70,11 +78,11 @@ def samples_of(
     given = None if samples is None else require_integer("samples", samples, at_least=1)
     if searcher.size is not None:
         return searcher.size if given is None else min(given, searcher.size)
-    if given is None and algorithm == "hyperband":
+    if given is None and algorithm in HYPERBANDS and len(rungs) > 1:  # With one, a round would be a single trial.
         return sum(shape.sizes[0] for shape in hyperband_shapes(rungs, eta))
     if given is None and algorithm == "pbt":
         return DEFAULT_MEMBERS
-    if given is None and (algorithm == "sha" or not is_limited):
+    if given is None and (algorithm in ("sha", *HYPERBANDS) or not is_limited):
         return DEFAULT_SAMPLES
     return given
 

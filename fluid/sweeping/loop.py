@@ -19,6 +19,7 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.results.records import Result
 from fluid.results.submitted import UNFINISHED
+from fluid.search.brackets import Brackets
 from fluid.search.rungs import RungDecision
 from fluid.search.schedulers import AsynchronousHalving
 from fluid.search.suggestion import ELSEWHERE, Suggestion
@@ -151,11 +152,14 @@ class SweepLoop(TrialListener):
         So it is done where the log is read, one thing after another.
 
         Raises:
-            InvalidFieldError: each driver would make trials of its own.
+            InvalidFieldError: each driver would make trials of its own, or brackets would overlap.
         """
         if self.plan.seed is None:
             reason = "cannot be in a shared folder: all drivers make the same trials"
             raise InvalidFieldError("seed", None, reason)
+        if isinstance(self.plan.scheduler, Brackets) and self.plan.scheduler.one_by_one:
+            reason = "begins a bracket when the one before has ended, and drivers begin trials by themselves: leave "
+            raise InvalidFieldError("synchronous", True, f"{reason}synchronous out where join=True")
         self._joint = JointStarts(
             self.plan,
             self.trials,
@@ -275,7 +279,10 @@ class SweepLoop(TrialListener):
 
     @property
     def _has_room(self) -> bool:
-        return self._under_way.has_room(self.trials.open - len(self.trials.resting) + self._asking.pending)
+        scheduler, pending = self.plan.scheduler, self._asking.pending
+        if isinstance(scheduler, Brackets) and not scheduler.may_start(pending):
+            return False
+        return self._under_way.has_room(self.trials.open - len(self.trials.resting) + pending)
 
     def _next(self) -> Trial | None:
         """Makes the next trial; ``None`` if there are no more."""

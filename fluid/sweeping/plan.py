@@ -17,7 +17,7 @@ from fluid.results.metrics import Goal
 from fluid.results.records import Result, Shared, TrialFiles, TrialResult
 from fluid.results.submitted import UNFINISHED
 from fluid.results.sweep import SweepResult
-from fluid.search import Searcher, SearchOutcome
+from fluid.search import BOHB, PBT, Searcher, SearchOutcome
 from fluid.search.schedulers import FullBudget, RungScheduler
 from fluid.search.space import ConditionalSpace, Space
 from fluid.search.stop_rules import StopRules
@@ -63,6 +63,7 @@ class SweepPlan:
         trainable: what to train.
         name: of the group, and the first part of the trials' ids.
         algorithm: its name.
+        options: of the algorithm; ``None``, the default, if it has none.
         searcher: suggests configs.
         learns: whether it learns from results, and may therefore be slow.
         constants: what is in each config besides.
@@ -105,6 +106,7 @@ class SweepPlan:
     oom_is_worst: bool
     trial_options: Mapping[str, Any]
     callbacks: tuple[TrialListener, ...]
+    options: BOHB | PBT | None = None
     shape: SearchShape | None = None
     group: GroupOptions = GroupOptions()
     seed: int | None = 0
@@ -213,6 +215,7 @@ class SweepTrial:
             "values": None if values is None or any(map(math.isnan, values)) else values,
             "state": state,
             "iteration": self.iteration,
+            "budget": self.budget,
             "seconds": sum(result.seconds for result in self.results),
             "failure": None if self.failure is None else (self.failure.kind, self.failure.message),
         }

@@ -167,7 +167,7 @@ class EarlierSweep:
         if other:
             reason = (
                 f"the sweep of the folder is one of up to {known.rungs[-1]} iterations, with {'; '.join(other)}; call "
-                "with the same algorithm, budget, eta and min_budget, and for 'sha' and 'hyperband' the same samples"
+                "with the same algorithm, budget, eta and min_budget, and where a rung waits for all the same samples"
             )
             raise InvalidFieldError("resume", True, reason)
 

@@ -126,7 +126,7 @@ def _play_natively(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
     )
 
 
-def _play_bohb(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
+def _play_hpbandster(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
     from fluid.integrations.hpbandster import run as run_hpbandster
 
     benchmark, tried, brackets = sweep.benchmark, 0, 0
@@ -191,8 +191,8 @@ def _report(config: dict[str, Any]) -> None:
 
 
 _PLAYERS: dict[str, Callable[[BenchmarkSweep, FluidExecutor], None]] = {
-    "bohb": _play_bohb,
+    "hpbandster-bohb": _play_hpbandster,
     "raytune-pbt": _play_raytune_pbt,
 }
-#: By name: those of :func:`fluid.run`, BOHB by HpBandSter, and Ray Tune's PBT.
+#: By name: those of :func:`fluid.run`, HpBandSter's BOHB, and Ray Tune's PBT.
 ALGORITHMS = (*NATIVE, *_PLAYERS)

@@ -17,6 +17,7 @@ from fluid.integrations.boosting import goals_among, rounds_of, space_of, sweep
 from fluid.integrations.lightgbm.datasets import DatasetSources
 from fluid.integrations.lightgbm.training import direction, train_rounds
 from fluid.results.sweep import SweepResult
+from fluid.sweeping.algorithms import named
 from fluid.user_calls import user_call
 
 #: Parameters whose value is a list or a tuple.
@@ -134,7 +135,7 @@ def run_sweep(
         space_of(params, _LISTS),
         rounds=trainable.keywords["rounds"],
         goals=goals_among(metric, mode, names, lambda name: said.get(name) or direction(name)),
-        options={"name": f"lightgbm-{options.get('algorithm', 'asha')}", **options},
+        options={"name": f"lightgbm-{named(options.get('algorithm', 'asha'))}", **options},
     )
 
 

@@ -17,9 +17,10 @@ from fluid.integrations.options import require_options
 from fluid.integrations.transformers.direction import direction_said
 from fluid.integrations.transformers.trial import Objective, PackedTrainer, set_hyperparameters, train_trial
 from fluid.results.sweep import SweepResult
-from fluid.search import loguniform, make_sampler, make_space, randint
+from fluid.search import BOHB, loguniform, make_sampler, make_space, randint
 from fluid.session.options import OBJECTS
 from fluid.sweep import run
+from fluid.sweeping.algorithms import LEARNING, named
 from fluid.trainables.import_scan import can_be_imported, imports_of
 from fluid.user_calls import user_call
 
@@ -49,7 +50,7 @@ def hyperparameter_search(
     n_trials: int = 20,
     direction: str | Sequence[str] | None = None,
     *,
-    algorithm: str | None = None,
+    algorithm: str | BOHB | None = None,
     budget: int | None = None,
     seed: int | None = 0,
     executor: FluidExecutor | None = None,
@@ -128,7 +129,7 @@ def hyperparameter_search(
         "algorithm": algorithm,
         "budget": max(_evaluations(trainer, config) for config in configs) if budget is None else budget,
         "seed": seed,
-        "name": f"{type(trainer).__name__}-{algorithm}",
+        "name": f"{type(trainer).__name__}-{named(algorithm)}",
         **options,
     }
     result = _run(trainable, space, executor, _modules_of(trainer), arguments)
@@ -205,9 +206,9 @@ def _read_space(hp_space: Any) -> tuple[Any, bool]:
     return found, False
 
 
-def _likely_configs(space: Any, algorithm: str, seed: Any, trials: int, points: Any) -> list[Mapping[str, Any]]:
+def _likely_configs(space: Any, algorithm: str | BOHB, seed: Any, trials: int, points: Any) -> list[Mapping[str, Any]]:
     """Configs as the sweep will try them; where that depends on its results, many that it may try."""
-    is_known = algorithm != "tpe" and seed is not None
+    is_known = named(algorithm) not in LEARNING and seed is not None
     kind = "grid" if algorithm == "grid" else "random"
     sampler = make_sampler(kind, make_space(space), seed=seed, points=points)
     drawn = (sampler.ask() for _ in range(trials if is_known else max(trials, _DRAWS)))

@@ -16,6 +16,7 @@ from fluid.integrations.xgboost.matrices import Sets
 from fluid.integrations.xgboost.training import direction, raw, train_rounds
 from fluid.results.metrics import Goal
 from fluid.results.sweep import SweepResult
+from fluid.sweeping.algorithms import named
 from fluid.user_calls import user_call
 
 #: Parameters whose value is a list or a tuple.
@@ -140,5 +141,5 @@ def run_sweep(trainable: Any, params: Any, goals: Sequence[Goal], options: Mappi
         space_of(params, _LISTS),
         rounds=trainable.keywords["rounds"],
         goals=goals,
-        options={"name": f"xgboost-{options.get('algorithm', 'asha')}", **options},
+        options={"name": f"xgboost-{named(options.get('algorithm', 'asha'))}", **options},
     )

@@ -29,7 +29,7 @@ def sweep(algorithm: str, **options: object) -> BenchmarkSweep:
     return BenchmarkSweep(benchmark=source_by_name(NAME, DATA), algorithm=algorithm, **given)
 
 
-@pytest.mark.parametrize("algorithm", ["random", "asha", "hyperband", "sha"])
+@pytest.mark.parametrize("algorithm", ["random", "asha", "hyperband", "bohb", "sha"])
 def test_native_algorithms(algorithm: str, tmp_path: Path) -> None:
     first, again = (sweep(algorithm).play(tmp_path / name) for name in ("first", "again"))
     assert first.as_json() == again.as_json()
@@ -39,16 +39,16 @@ def test_native_algorithms(algorithm: str, tmp_path: Path) -> None:
     assert other.trace != first.trace
 
 
-def test_bohb(tmp_path: Path) -> None:
+def test_bohb_of_hpbandster(tmp_path: Path) -> None:
     pytest.importorskip("hpbandster")
-    found = sweep("bohb").play(tmp_path / "run")
+    found = sweep("hpbandster-bohb").play(tmp_path / "run")
     assert found.trials >= 9 and found.best is not None
 
 
-def test_bohb_tries_all_configs_whatever_the_budget(tmp_path: Path) -> None:
+def test_bohb_of_hpbandster_tries_all_configs_whatever_the_budget(tmp_path: Path) -> None:
     """HpBandSter by itself rounds the number of rungs between 20 / 9 and 20 iterations down to 2."""
     pytest.importorskip("hpbandster")
-    found = sweep("bohb", budget=20, samples=16).play(tmp_path / "run")
+    found = sweep("hpbandster-bohb", budget=20, samples=16).play(tmp_path / "run")
     assert found.trials == 9 + 3 + 3 + 9  # Configs that each bracket begins with; three have 15, which are too few.
     assert {trial.iterations for trial in found.played} == {2, 7, 20}
 
@@ -121,11 +121,14 @@ def test_an_own_run_is_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (facts["overheads"]["lane_s"], facts["overheads"]["start_s"]) == (7.0, 2.0)
 
 
-def test_bohb_on_an_own_run(tmp_path: Path) -> None:
-    pytest.importorskip("hpbandster")
+@pytest.mark.parametrize("algorithm", ["bohb", "hpbandster-bohb"])
+def test_bohb_on_an_own_run(algorithm: str, tmp_path: Path) -> None:
+    if algorithm == "hpbandster-bohb":
+        pytest.importorskip("hpbandster")
     recorded_sweeps.sweep(tmp_path / "run", samples=12, algorithm="random")  # Its configs have a constant.
     benchmark = source_by_name(f"run:{tmp_path / 'run'}")
-    found = BenchmarkSweep(benchmark=benchmark, algorithm="bohb", devices=4, samples=9, budget=9).play(tmp_path / "own")
+    own = BenchmarkSweep(benchmark=benchmark, algorithm=algorithm, devices=4, samples=9, budget=9)
+    found = own.play(tmp_path / "own")
     assert found.trials == 9 and found.best is not None
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from fluid import InvalidFieldError
 from fluid.joint.entries import Founded, entry_of, read_entry
-from fluid.search import AskTell, choice, loguniform, make_sampler, make_space, schedule, uniform
+from fluid.search import BOHB, AskTell, choice, loguniform, make_sampler, make_space, schedule, uniform
 from fluid.search.algorithms import make_scheduler
 from fluid.search.searchers import SamplerSearcher
 from fluid.search.stop_rules import StopRules, Target
@@ -107,6 +107,11 @@ def test_the_same_is_alike(first: Any) -> None:
         ({"space": {"lr": rates(0)}}, {"space": {"lr": rates(0, between="linear")}}, r"space\['lr'\].*'linear'"),
         ({"space": {"lr": decay(2)}}, {"space": {"lr": decay(3)}}, "other code: by of <lambda>"),
         ({"space": {"lr": [decay(2, 1)]}}, {"space": {"lr": [decay(3, 1)]}}, "other code: by of <lambda>"),
+        (
+            {"algorithm": "bohb", "options": BOHB(num_samples=8)},
+            {"algorithm": "bohb", "options": BOHB(num_samples=9)},
+            "algorithm: .*num_samples.*8.*; this call says .*9",
+        ),
         ({}, {"trainable": doubled}, "other code: doubled"),
         ({}, {"trainable": partial(train, extra=1)}, "other code: argument extra"),
         ({"space": space_function(1.0)}, {"space": space_function(2.0)}, "other code: high of <lambda>"),

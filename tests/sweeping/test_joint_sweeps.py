@@ -14,12 +14,16 @@ from joint_members import folders, options_of, require_alike, slow, together
 
 import fluid
 from fluid import Device, FluidExecutor, InvalidFieldError, Requires, SweepFailedError, SweepResult, TrialListener
-from fluid.search import AskTell, Plateau, Target, TrialPlateau, choice, uniform, when
+from fluid.search import BOHB, AskTell, Plateau, Target, TrialPlateau, choice, uniform, when
+from fluid.search.bohb import BohbSearcher
+from fluid.search.searchers import SearchOutcome
 from fluid.search.suggestion import ELSEWHERE
 
 pytestmark = pytest.mark.slow
 
 SPACE = {"x": uniform(0.0, 1.0)}
+#: Of the trials of one round of Hyperband's brackets up to 9 iterations.
+FIRST_RUNGS = (1,) * 9 + (3,) * 5 + (9,) * 3
 
 
 def slower(config: dict[str, Any], state: int | None) -> Iterator[tuple[dict[str, Any], int]]:
@@ -360,6 +364,34 @@ def test_tpe_stops_the_same_trials_in_all_drivers(tmp_path: Path) -> None:
     options = {"algorithm": "tpe", "budget": 9, "samples": 12}
     found = alike(tmp_path / "shared", together(*[run(tmp_path / "shared", **options)] * 2))
     assert len(found) == 12 and {len(done) for _, _, done in found.values()} >= {1, 3, 9}
+
+
+def test_bohb_stops_the_same_trials_in_all_drivers_and_learns_from_the_others(tmp_path: Path) -> None:
+    learnt = []
+    usual = BohbSearcher.observe
+
+    def observe(self: BohbSearcher, outcome: SearchOutcome) -> None:
+        if outcome.token == ELSEWHERE:
+            learnt.append((id(self), outcome.config["x"], outcome.budget))
+        usual(self, outcome)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BohbSearcher, "observe", observe)
+        options = {"algorithm": BOHB(random_fraction=0.1), "budget": 9, "samples": 17}
+        found = alike(tmp_path / "shared", together(*[run(tmp_path / "shared", **options)] * 2))
+    reached = [len(done) for _, _, done in found.values()]
+    assert sorted(reached[:9]) == [1] * 6 + [3] * 2 + [9] and reached[14:] == [9] * 3
+    assert len({config["x"] for _, config, _ in found.values()}) == 17
+    in_all = sum(
+        sum(first <= rung <= came for rung in (1, 3, 9)) for first, came in zip(FIRST_RUNGS, reached, strict=True)
+    )
+    assert len(set(learnt)) == len(learnt) == in_all, "each rung of what the other one suggested"
+
+
+def test_brackets_one_by_one_are_refused(tmp_path: Path) -> None:
+    (found,) = together(run(tmp_path / "shared", algorithm=BOHB(synchronous=True)))
+    assert isinstance(found, InvalidFieldError)
+    assert "synchronous=True: begins a bracket when the one before has ended" in str(found)
 
 
 def test_tpe_learns_from_the_others_and_suggests_others(tmp_path: Path) -> None:

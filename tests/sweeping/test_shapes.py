@@ -24,6 +24,11 @@ SWEEPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "asha": ({}, {"algorithm": "asha", "rungs": (1, 3, 9), "concurrency": 5}),
     "sha": ({}, {"algorithm": "halving", "rungs": (1, 3, 9), "brackets": ((6, 2, 1),), "concurrency": None}),
     "hyperband": ({}, {"algorithm": "halving", "rungs": (1, 3, 9), "brackets": ((3, 1, 1), (2, 1), (1,))}),
+    "bohb": (
+        {},
+        {"algorithm": "halving", "rungs": (1, 3, 9), "brackets": ((3, 1, 1), (2, 1), (1,)), "concurrency": 2},
+    ),
+    "bohb limited": ({"algorithm": "bohb", "max_concurrent": 3}, {"algorithm": "halving", "concurrency": 3}),
     "random": ({"max_concurrent": 2}, {"algorithm": "full", "rungs": (9,), "concurrency": 2}),
     "tpe": ({}, {"algorithm": "asha", "rungs": (1, 3, 9), "concurrency": 2}),
     "tpe at no rungs": ({"algorithm": "tpe", "min_budget": 9}, {"algorithm": "full", "rungs": (9,), "concurrency": 2}),
