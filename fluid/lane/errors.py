@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 import traceback
 from types import TracebackType
 
@@ -38,6 +39,19 @@ _PASSING_TEXTS = (
 _PASSING_RUNTIME = ("cuda", "cudnn", "cublas", "timeout", "connection")
 #: Parts of messages that differ from try to try, and say nothing of what is wrong.
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+
+
+def asked_beyond(run: str) -> str | None:
+    """What a shared run has asked a schedule for that it is not to know; ``None`` if nothing, or it has none.
+
+    Schedules come with the configs that have them: no other lane loads what makes them.
+
+    Args:
+        run: its trial's id.
+    """
+    module = sys.modules.get("fluid.search.prefix_end")
+    asked: str | None = None if module is None else module.asked_beyond(run)
+    return asked
 
 
 def describe(error: BaseException, iteration: int | None = None) -> Failure:

@@ -10,14 +10,14 @@ from typing import Any
 
 from fluid._clock import Clock
 from fluid.engine.events import Failure, TrialCalled, TrialFailed
+from fluid.errors import PrefixEndedError
 from fluid.lane.device.device import MemoryMeter
 from fluid.lane.device.own_memory import OwnMemory
-from fluid.lane.errors import describe, is_for_want_of_space
+from fluid.lane.errors import asked_beyond, describe, is_for_want_of_space
 from fluid.lane.output import LaneStreams
 from fluid.lane.protocol import LaneOptions
 from fluid.lane.resident import ResidentTrial, is_not_savable, refusal_of
 from fluid.lane.residents import Residents
-from fluid.prefix_end import PrefixEndedError, asked_beyond
 
 # -- user code -----------------------------------------------------------------------------------
 #

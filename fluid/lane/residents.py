@@ -19,11 +19,12 @@ from fluid._late_imports import LateImports
 from fluid._private_files import make_folder
 from fluid.elastic.messages import Join
 from fluid.engine.events import IterationDone, StateMeasured, TrialSetBack
+from fluid.errors import PrefixEndedError
 from fluid.lane.checkpoints.paths import own_folder, trial_folder
 from fluid.lane.checkpoints.save import ResidentCheckpoints, StartStateGoneError, gone
 from fluid.lane.device.busy import make_busy_meter
 from fluid.lane.device.device import MemoryMeter, ResidentMemory
-from fluid.lane.errors import print_exception
+from fluid.lane.errors import asked_beyond, print_exception
 from fluid.lane.log_records import RecordOutbox
 from fluid.lane.member import LaneMember
 from fluid.lane.output import LaneStreams, printable_name, trial_log
@@ -38,7 +39,6 @@ from fluid.lane.requests import DriverRequests
 from fluid.lane.resident import ResidentTrial, WorkQueue
 from fluid.lane.rows.fused import FusedRows
 from fluid.lane.usage import UsageMeter
-from fluid.prefix_end import PrefixEndedError, asked_beyond
 from fluid.processes.interpreters import merged_path
 from fluid.resources import MemoryNeed
 from fluid.trainables.encoded_metrics import NO_METRICS, encode_metrics

@@ -88,8 +88,14 @@ def share_prefixes(trials: list[Trial], new_id: Callable[[], str]) -> SharedTria
     sharing = [trials[place] for place in places]
     kinds = _Kinds()
     members = [Member(kinds.number(trial), trial.config, _extent(trial)) for trial in sharing]
-    names = [new_id() for _ in members]  # Each run parts into at least two: there are fewer runs than trials.
-    plan = plan_prefixes(members, names)
+    names: list[str] = []
+
+    def name_of(number: int) -> str:
+        while len(names) <= number:
+            names.append(new_id())
+        return names[number]
+
+    plan = plan_prefixes(members, name_of)
     below: dict[int, list[Trial]] = {run.number: [] for run in plan.runs}
     roots: dict[str, str] = {}
     made = list(trials)
