@@ -152,8 +152,9 @@ def run(
     Args:
         trainable: what to train: a class, a generator function, or a function that returns its metrics.
         space: the hyperparameters by name: distributions of :mod:`fluid.search`, Optuna or Ray Tune, lists of choices,
-            constants, dicts of these, and what depends on others (:func:`fluid.search.conditions.when`); or a function
-            of an Optuna trial. With a ``searcher``, constants only.
+            constants, dicts of these, what depends on others (:func:`fluid.search.conditions.when`) or on the iteration
+            (:func:`fluid.search.schedules.schedule`); or a function of an Optuna trial. With a ``searcher``,
+            constants only.
         metric: name of the metric that trials are compared by; nested names are joined by ``/``. Several names make
             :attr:`fluid.SweepResult.pareto` the outcome, with ``"random"``, ``"grid"``, ``"tpe"`` or ``"full"``.
         mode: ``"min"`` or ``"max"``, one per metric; ``None``, the default, for what the metric's name says

@@ -321,8 +321,17 @@ class TrialResult:
 
     @property
     def checkpoints(self) -> tuple[KeptCheckpoint, ...]:
-        """The checkpoints that are kept on disk now, the newest last."""
-        return () if self.files is None else self.files.checkpoints
+        """The checkpoints that are kept on disk now, the newest last; also those of runs that it shared."""
+        return () if self.files is None else self._files_with_shared.checkpoints
+
+    @property
+    def _files_with_shared(self) -> TrialFiles:
+        """Its files, and those of the runs whose iterations are its own, too: they come before it does."""
+        assert self.files is not None
+        runs = dict.fromkeys(result.source for result in self.results if result.source)
+        return (
+            replace(self.files, submitted=(*((run, 0) for run in runs), *self.files.submitted)) if runs else self.files
+        )
 
     @property
     def checkpoint(self) -> Path | None:
@@ -360,7 +369,7 @@ class TrialResult:
                 " yield (metrics, state), or its class save_checkpoint and load_checkpoint; a sweep keeps that"
                 ' of its best trial, and with keep="last" those of all'
             )
-        return self.files.load(path)
+        return self._files_with_shared.load(path)
 
 
 for _name, _copied in (

@@ -35,6 +35,8 @@ _BETWEEN = ("step", "linear")
 _LONGEST = 1000
 #: Types whose values have a hash that follows from the value.
 _HASHABLE = (int, float, str, bool, bytes, type(None))
+#: Stands for the name of a lambda, which no expression has.
+_LAMBDA = "__lambda__"
 #: What a text of a schedule begins with.
 NAME = "schedule"
 
@@ -497,7 +499,7 @@ def _parts_of(made: Schedule) -> tuple[str, dict[str, Any]]:
 def _read_text(text: str) -> tuple[str, dict[str, Any]] | None:
     """The form and the parts of a schedule of which files have the text; ``None`` if it is none, or was cut."""
     try:
-        call = ast.parse(text, mode="eval").body
+        call = ast.parse(text.replace(f"{NAME}(<lambda>", f"{NAME}({_LAMBDA}", 1), mode="eval").body
         if not isinstance(call, ast.Call) or ast.unparse(call.func) != NAME or len(call.args) != 1:
             return None
         given = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
@@ -505,6 +507,6 @@ def _read_text(text: str) -> tuple[str, dict[str, Any]] | None:
             points = ast.literal_eval(call.args[0])
             points = points if isinstance(points, dict) else {0: points}
             return given.get("between", "step"), {str(start): value for start, value in points.items()}
-        return ast.unparse(call.args[0]), given
+        return ast.unparse(call.args[0]).replace(_LAMBDA, "<lambda>"), given
     except (SyntaxError, ValueError, RecursionError):
         return None

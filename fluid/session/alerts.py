@@ -14,6 +14,7 @@ from fluid.engine.commands import Command, NoteDeviceLost, NoteHung, NotePaused,
 from fluid.engine.events import Failure
 from fluid.lane.output import trial_log
 from fluid.policies.engine import EngineState
+from fluid.policies.forking.shared_runs import PARTED
 from fluid.session.inbox import GroupInbox
 from fluid.trialgroup import TrialState
 
@@ -53,7 +54,7 @@ class Alerts:
     @property
     def names_files(self) -> bool:
         """Whether a warning has told where the log of a trial is."""
-        return bool(self._told)
+        return any(kind != PARTED for _, kind, _ in self._told)
 
     def look(self, commands: Iterable[Command]) -> None:
         """Warns of the first failure of each kind in a group, of trials that hang or end without a result, and of
@@ -65,6 +66,8 @@ class Alerts:
                 self._device_lost()
             elif isinstance(command, NoteHung):
                 self._hangs(command)
+            elif isinstance(command, ReportEnd) and self._is_shared_run(command.trial_id):
+                self._parted(command)  # What else becomes of one becomes of its trials.
             elif isinstance(command, ReportEnd) and command.state is TrialState.FAILED and command.failure is not None:
                 self._failed(command.group_id, command.trial_id, command.failure, again=False)
             elif isinstance(command, ReportEnd) and not command.iteration and command.state is TrialState.DONE:
@@ -81,6 +84,7 @@ class Alerts:
         dropped = sum(
             self._is_open(trial.state) and not self._is_told_elsewhere(trial.group_id, "tells_unfinished")
             for trial in state.trials.values()
+            if not trial.spec.is_shared_run
         )
         if dropped and not state.drained:
             trials = "1 trial that had not ended was" if dropped == 1 else f"{dropped} trials that had not ended were"
@@ -91,7 +95,8 @@ class Alerts:
             else:
                 _log.log(self._news, "%s dropped%s", trials, further)
         for group_id, group in state.groups.items():
-            states = [state.trials[trial_id].state for trial_id in group.trial_ids]
+            own = [state.trials[trial_id] for trial_id in group.trial_ids]
+            states = [trial.state for trial in own if not trial.spec.is_shared_run]
             failed = states.count(TrialState.FAILED) + group.past[TrialState.FAILED.value]
             number = len(states) + group.past.total()
             if failed and not self._is_told_elsewhere(group_id):
@@ -99,6 +104,18 @@ class Alerts:
                 some = "all" if failed == number else f"{failed} of"
                 what = "the one trial" if number == 1 else f"{some} {number} trials"
                 _log.warning("%s of group %r failed; their logs are in %s", what, name, self._folder)
+
+    def _is_shared_run(self, trial_id: str) -> bool:
+        trial = self._state.trials.get(trial_id)
+        return trial is not None and trial.spec.is_shared_run
+
+    def _parted(self, ended: ReportEnd) -> None:
+        """Says so, once for a group, if trials do not share what they could."""
+        key = (ended.group_id, PARTED, "")
+        if ended.failure is not None and ended.failure.kind == PARTED and key not in self._told:
+            self._told.add(key)
+            text = "trials of %r run alone that could share their first iterations: %s"
+            _log.warning(text, self._inboxes[ended.group_id].group.name, ended.failure.message)
 
     @staticmethod
     def _is_open(state: TrialState) -> bool:

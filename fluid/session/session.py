@@ -647,7 +647,7 @@ class Session:
         return self._pickler.payloads_of(trials, submission, process_of)
 
     def _spec(self, trial: Trial, search: Search | None) -> TrialSpec:
-        keep_last = self._keeper.keep.how == "last"
+        keep_last = self._keeper.keep.how == "last" and not trial.is_shared_run
         return spec_of(
             trial,
             self._max_width,
@@ -660,7 +660,7 @@ class Session:
 
     def _adapted(self, spec: TrialSpec, trial: Trial | None) -> TrialSpec:
         """What an earlier session's engine knew of a trial, as this session's user wants it."""
-        keep_last = self._keeper.keep.how == "last"
+        keep_last = self._keeper.keep.how == "last" and not spec.is_shared_run
         isolated = trial is None or self.isolating.isolates(trial, fusible=spec.fusible)
         return changed(spec, keep_last=keep_last, isolated=isolated)
 

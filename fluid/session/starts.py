@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +13,11 @@ from fluid.errors import InvalidFieldError
 from fluid.lane.checkpoints.paths import host_of, trial_folder_name, trial_of_folder
 from fluid.results.checkpoints import kept_checkpoints
 from fluid.search.prefixes import Member, plan_prefixes
-from fluid.search.schedules import schedules_in
+from fluid.search.schedules import schedules_in, with_schedules
 from fluid.trainables.trainable import can_save
 from fluid.trial_fields import StartFrom
 from fluid.trialgroup import Trial
-from fluid.user_values import is_same_value
+from fluid.user_values import is_same_value, text_of
 
 # -- start states --------------------------------------------------------------------------------
 
@@ -87,7 +88,7 @@ def share_prefixes(trials: list[Trial], new_id: Callable[[], str]) -> SharedTria
         return SharedTrials(trials, {})
     sharing = [trials[place] for place in places]
     kinds = _Kinds()
-    members = [Member(kinds.number(trial), trial.config, _extent(trial)) for trial in sharing]
+    members = [Member(kinds.of(trial), trial.config, _extent(trial)) for trial in sharing]
     names: list[str] = []
 
     def name_of(number: int) -> str:
@@ -139,16 +140,28 @@ def _extent(trial: Trial) -> int:
 
 
 class _Kinds:
-    """Numbers trials by what must be alike: all fields but those that trials of a run may differ in."""
+    """Numbers trials by what must be alike. Those that repeat each other are of two kinds: each has its own seed."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[Any, ...]] = []
+        #: By a text: what must be alike of each kind that has it, and its number.
+        self._seen: dict[str, list[tuple[tuple[Any, ...], int]]] = {}
+        self._kinds = 0
+        #: How many trials have a kind and schedules.
+        self._repeats = Counter[Hashable]()
 
-    def number(self, trial: Trial) -> int:
-        """The number of the trial's kind."""
-        values = tuple(getattr(trial, name) for name in _ALIKE)
-        for number, seen in enumerate(self._seen):
+    def of(self, trial: Trial) -> tuple[int, int]:
+        """The number of the trial's kind, and how many trials before it had the same config."""
+        rest = with_schedules(trial.config, lambda _: None)
+        kind = self._number(text_of(rest), (*(getattr(trial, name) for name in _ALIKE), rest))
+        whole = kind, frozenset(schedules_in(trial.config).items())
+        self._repeats[whole] += 1
+        return kind, self._repeats[whole] - 1
+
+    def _number(self, text: str, values: tuple[Any, ...]) -> int:
+        alike = self._seen.setdefault(text, [])
+        for seen, number in alike:
             if all(one is other or is_same_value(one, other) for one, other in zip(values, seen, strict=True)):
                 return number
-        self._seen.append(values)
-        return len(self._seen) - 1
+        number = self._kinds = self._kinds + 1
+        alike.append((values, number))
+        return number

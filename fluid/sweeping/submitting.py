@@ -144,8 +144,8 @@ class SweepTrials:
         trial.config = made.config  # What runs, whatever the searcher does with what it suggested.
         return made
 
-    def fork(self, loser: SweepTrial, parent: SweepTrial, exploit: Exploit) -> None:
-        """Starts the trial that takes the place of one that has given up, from another's state."""
+    def fork(self, loser: SweepTrial, parent: SweepTrial, exploit: Exploit) -> SweepTrial:
+        """Starts the trial that takes the place of one that has given up, from another's state; returns it."""
         trial = SweepTrial(
             number=exploit.trial,
             trial_id=next_id(loser.trial_id, self._plan.name),
@@ -163,6 +163,7 @@ class SweepTrials:
             require_same(made, past)
         else:
             self._unsubmitted.append(made)
+        return trial
 
     def _standing(self, number: int, loser: int) -> Standing:
         """How a member of a population stands, if another one may give up for its state."""
@@ -192,15 +193,16 @@ class SweepTrials:
         else:
             self.handle.add(*trials)
 
-    def extend(self, trial: SweepTrial, budget: int, follow_up_iterations: int) -> None:
-        """Lets a trial that waits go on up to a budget."""
+    def extend(self, trial: SweepTrial, budget: int, follow_up_iterations: int, *, later: bool = False) -> None:
+        """Lets a trial that waits go on up to a budget; if it is to do so ``later``, the iterations are granted then."""
         trial.budget, trial.is_open = budget, True
         self.open += 1
         past = self._past.get(trial.trial_id)
         if trial.iteration >= budget:  # It has come there while its metric was awaited.
             self.refused.append(trial.trial_id)
         elif self._replayed is None:
-            self.grant(trial, follow_up_iterations)
+            if not later:
+                self.grant(trial, follow_up_iterations)
         elif past is not None and past.has_ended_by_itself and trial.granted + past.extended_by < budget:
             self.refused.append(trial.trial_id)
 

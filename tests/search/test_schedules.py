@@ -250,6 +250,14 @@ def test_points_give_whole_schedules(is_text: bool) -> None:
     assert asked("grid", space, 1, points=[given_point]) == [point]
 
 
+def test_a_schedule_of_a_lambda_is_read_from_its_text() -> None:
+    space = make_space({"lr": schedule(lambda iteration, low: low, low=[1, 2])})
+    config = space.config({"lr/low": 2})
+    assert space.read({"lr": "schedule(<lambda>, low=2)"}) == config
+    with pytest.raises(InvalidFieldError, match="must be a schedule as in the space"):
+        space.read({"lr": "schedule(<lambda>, low=2"})
+
+
 def test_points_give_parts_of_schedules() -> None:
     first = asked("grid", SPACE, 1, points=[{"optimizer": "sgd", "lr": {10: 0.2, "20": 0.4}}])[0]
     assert first["lr"] == schedule({0: 0.1, 10: 0.2, 20: 0.4})

@@ -203,11 +203,16 @@ def test_the_shape_is_that_of_trials_that_all_run_to_the_budget(executor: FluidE
 
 
 def refused(**options: Any) -> InvalidFieldError:
-    """What is said of a call without an executor in force."""
     given = {"trainable": member, "space": SPACE, "metric": "error", "algorithm": "pbt", **options}
     with pytest.raises(InvalidFieldError) as caught:
         fluid.run(given.pop("trainable"), given.pop("space"), **given)
     return caught.value
+
+
+def test_drivers_do_not_share_a_population(tmp_path: Path) -> None:
+    with pytest.raises(InvalidFieldError, match=r"join=True: cannot be with algorithm='pbt'.*one driver has all"):
+        with FluidExecutor(backend="local", devices=1, run_dir=tmp_path / "run", join=True, verbose=0):
+            fluid.run(member, SPACE, metric="error", algorithm="pbt")
 
 
 def _function(trial: Any) -> None:
@@ -225,7 +230,6 @@ def _function(trial: Any) -> None:
         ({"space": {"rate": 0.1}}, ("space=", "must have values to choose for 'pbt'", "uniform(0, 1)")),
         ({"metric": ("error", "past"), "mode": ("min", "min")}, ("metric=", "'pbt' compares trials by one metric")),
         ({"max_concurrent": 2}, ("max_concurrent=2", "give fewer samples")),
-        ({"join": True, "run_dir": "nowhere"}, ("join=True", "one driver has all")),
         ({"searcher": AskTell(dict, print)}, ("algorithm='pbt'", "must be one of asha, full")),
         ({"algorithm": "population"}, ("algorithm='population'", "did you mean 'pbt'?")),
         ({"algorithm": PBT}, ("algorithm=",)),

@@ -224,8 +224,18 @@ class Forks(Policy):
     def _refused(self, trial: TrialRecord, wish: _Wish, event: TrialForked) -> None:
         if event.is_past and event.lane_id is not None:
             wish.asked, wish.is_past = None, True  # Perhaps a checkpoint of it is kept.
+        elif event.lane_id is None and self._has_moved(trial, wish):
+            wish.asked = None  # The parent has run on meanwhile, and has left that checkpoint behind.
         else:
             self._fail(trial, f"the state of {event.parent!r}, from which it starts, is not there: {event.problem}")
+
+    def _has_moved(self, trial: TrialRecord, wish: _Wish) -> bool:
+        """Whether the state that a trial waits for is elsewhere than where a host was to copy it."""
+        start = trial.spec.start
+        parent = None if start is None or start.checkpoint is not None else self._core.trials.get(start.parent)
+        if start is None or parent is None:
+            return False
+        return parent.state.holds_devices or _saved_state(parent, start) != wish.asked
 
     def _fail(self, trial: TrialRecord, why: str) -> None:
         """Ends a trial that waits for a state that will not come."""
