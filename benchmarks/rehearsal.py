@@ -72,7 +72,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 ABLATIONS = ("without packing", "without widening", "without turns")
 #: Their searchers see results in another order under another planner, and suggest other configs.
-LEARNING = ("tpe", "hpbandster-bohb", "pbt")
+LEARNING = ("tpe", "hpbandster-bohb", "raytune-pbt")
 NOTES = (
     "to 5 %, to 1 %: geometric means over the pairs of which both sweeps reach that regret; reach: the shares of "
     "sweeps that do, of this way and of the portfolio planner",
@@ -105,7 +105,7 @@ def cells_of(tasks: Sequence[str], *, full: bool) -> list[Cell]:
     seeds = range(10 if full else 2)
     parts = [
         (tasks, ("random", "asha", "hyperband"), ("portfolio", "fifo"), seeds),
-        (few, ("tpe", "hpbandster-bohb", "pbt"), ("portfolio", "fifo"), seeds),
+        (few, ("tpe", "hpbandster-bohb", "raytune-pbt"), ("portfolio", "fifo"), seeds),
         (few, ("random", "asha", "hyperband"), ABLATIONS, seeds),
     ]
     return [
@@ -228,7 +228,7 @@ def compare(known: Mapping[str, Mapping[str, Any]], way: str) -> list[dict[str, 
         if mine == way and ours is not None:
             for key in ((algorithm, devices), (algorithm, "all"), ("all", "all")):
                 pairs[key].append((found, ours))
-    names = ["random", "asha", "hyperband", "tpe", "hpbandster-bohb", "pbt", "all"]
+    names = ["random", "asha", "hyperband", "tpe", "hpbandster-bohb", "raytune-pbt", "all"]
     order = {name: rank for rank, name in enumerate(names)}
     rows = []
     for (algorithm, devices), found_pairs in sorted(

@@ -38,6 +38,8 @@ class SearchShape:
             a bracket with fewer rungs has the last ones. None by default, for a single bracket of all trials.
         concurrency: most trials under way; 0 for one on each device; ``None``, the default, if all begin at once.
         one_by_one: whether a bracket begins when the one before has ended; ``False`` by default: side by side.
+        replaces: of ``"full"``, whether a trial that ends before the last rung is followed by one that goes on in its
+            place (population based training); ``False`` by default.
 
     Raises:
         InvalidFieldError: a field cannot be used; the message names the field and the value.
@@ -51,6 +53,7 @@ class SearchShape:
     brackets: tuple[tuple[int, ...], ...] = ()
     concurrency: int | None = None
     one_by_one: bool = False
+    replaces: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("algorithm", self.algorithm, SHAPES)

@@ -30,10 +30,11 @@ from fluid.results.metrics import Goal, goals_of, modes_of
 from fluid.results.records import TrialResult
 from fluid.results.run_files import TRIALS, JsonLines, is_used
 from fluid.results.sweep import SweepResult
-from fluid.search import BOHB, Searcher, Space, make_sampler, make_space
+from fluid.search import BOHB, PBT, Searcher, Space, make_sampler, make_space
 from fluid.search.algorithms import make_scheduler, shape_for
 from fluid.search.bohb import BohbSearcher
 from fluid.search.rungs import rungs_of
+from fluid.search.schedulers import RungScheduler
 from fluid.search.searchers import SamplerSearcher
 from fluid.search.space import ConditionalSpace
 from fluid.search.stop_rules import StopArgument, StopRules
@@ -67,6 +68,7 @@ from fluid.sweeping.plan import (
     said_of_earlier,
     with_starts,
 )
+from fluid.sweeping.population import make_population
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
 from fluid.user_calls import hint, user_call
@@ -93,7 +95,7 @@ def run(
     metric: str | Sequence[str],
     mode: str | Sequence[str] | None = None,
     samples: int | None = None,
-    algorithm: str | BOHB = "asha",
+    algorithm: str | BOHB | PBT = "asha",
     budget: int = 27,
     time_budget_s: float | str | None = None,
     deadline: float | str | None = None,
@@ -158,12 +160,13 @@ def run(
         mode: ``"min"`` or ``"max"``, one per metric; ``None``, the default, for what the metric's name says
             (``docs/sweeps.md``): less is better of ``val_loss``, more of ``accuracy``.
         samples: number of trials. ``None``, the default: all of a grid; one round of the brackets of Hyperband and
-            BOHB, if these have several rungs; else no limit if ``time_budget_s`` or a stop rule ends the sweep (not
-            with brackets, nor with ``"sha"``), and 64 if none does. With a ``searcher``: the most that it is asked for.
+            BOHB, if these have several rungs; 16 members of ``"pbt"``; else no limit if ``time_budget_s`` or a stop
+            rule ends the sweep (not with brackets, nor with ``"sha"``), and 64 if none does. With a ``searcher``: the
+            most that it is asked for.
         algorithm: ``"asha"``, the default, asynchronous successive halving; ``"tpe"``, whose configs Optuna suggests
             from the results, and whose trials stop at the same rungs; ``"sha"``, synchronous; ``"hyperband"``;
             ``"bohb"``, Hyperband whose configs a model suggests from the results, and its options,
-            :class:`fluid.search.BOHB`; or
+            :class:`fluid.search.BOHB`; ``"pbt"``, population based training, and :class:`fluid.search.PBT`; or
             ``"random"`` and ``"grid"``, whose trials all run to the budget, as those of ``"tpe"`` do with several
             metrics or with ``min_budget`` equal to ``budget``. With a ``searcher``: ``"asha"``, in which no trial waits
             at a rung; or ``"full"``, all trials run to the budget.
@@ -223,7 +226,7 @@ def run(
         eta: one in so many trials continues at each rung, with so many times the iterations; 3 by default.
         min_budget: iterations at the first rung, at least; 1 by default.
         max_concurrent: most trials under way at once; ``None``, the default, for as many as keep the devices busy. Not
-            for ``"sha"`` and ``"hyperband"``, whose rungs start together.
+            for ``"sha"`` and ``"hyperband"``, whose rungs start together, nor for ``"pbt"``.
         trial_options: further fields of each :class:`fluid.Trial`, such as ``{"devices": 2}`` or ``{"chdir": True}``.
         requires: what the sweep's devices must have, as of a :class:`fluid.TrialGroup`; ``None``, the default, for any.
         owner: whose sweep it is, as of a :class:`fluid.TrialGroup`; ``None``, the default, for an owner of its own.
@@ -260,6 +263,9 @@ def run(
     compared = _checked_goals(metric, mode, algorithm, searcher)
     name = _name_of(trainable, algorithm) if name is None else require_text("name", name)
     joins = _joins(executor, asked)
+    if joins and algorithm == "pbt":
+        reason = "cannot be with algorithm='pbt': its members compare themselves with all others, so one driver has all"
+        raise InvalidFieldError("join", True, reason)
     if joins and resume:
         raise InvalidFieldError("resume", True, "cannot be with join=True, which goes on with what is there by itself")
     if joins and starts:
@@ -286,7 +292,8 @@ def run(
             configs = [*done, *(configs[len(done) :] if isinstance(configs, Sequence) else ())]
             if done and sampler_seed is not None and algorithm == "tpe":
                 sampler_seed = _seed_behind(sampler_seed, len(done))
-        searcher = _make_searcher(options or algorithm, known_space, compared, sampler_seed, configs)
+        kind = options if isinstance(options, BOHB) else algorithm
+        searcher = _make_searcher(kind, known_space, compared, sampler_seed, configs)
     iterations = require_integer("budget", budget, at_least=1)
     eta = require_integer("eta", eta, at_least=2)
     rungs = rungs_of(iterations, eta, require_integer("min_budget", min_budget, at_least=1, at_most=iterations))
@@ -294,12 +301,20 @@ def run(
     rules = StopRules(stop, {goal.metric: goal.less for goal in compared})
     seconds = None if time_budget_s is None else parse_duration("time_budget_s", time_budget_s, zero=True)
     is_limited = seconds is not None or rules.end_sweep
-    require_budgets_beyond(starts, algorithm, rungs[0] if algorithm in HALVING else rungs[-1])
     number = samples_of(algorithm, samples, searcher, is_limited=is_limited, rungs=rungs, eta=eta)
-    if samples is None and number is not None and earlier is not None:
+    if samples is None and number is not None and earlier is not None and algorithm != "pbt":
         number = max(number, len(earlier.trials))  # The sessions before had a limit of time.
     facts: dict[str, Any] = {"rungs": rungs, "eta": eta, "samples": number, "is_told_once": is_given}
     facts["one_by_one"] = isinstance(options, BOHB) and options.synchronous and len(rungs) > 1
+    scheduler: RungScheduler
+    first = rungs[0] if algorithm in HALVING else rungs[-1]
+    if isinstance(options, PBT):
+        assert number is not None
+        scheduler = make_population(options, trainable, known_space, iterations, number, seed_in_force(seed))
+        first = scheduler.interval
+    else:
+        scheduler = make_scheduler(algorithm, **facts)
+    require_budgets_beyond(starts, algorithm, first)
     plan = SweepPlan(
         trainable=trainable,
         name=name,
@@ -308,7 +323,7 @@ def run(
         searcher=searcher,
         learns=is_given or algorithm in LEARNING,
         constants=constants,
-        scheduler=make_scheduler(algorithm, **facts),
+        scheduler=scheduler,
         shape=shape_for(algorithm, **facts),
         rules=rules,
         goals=compared,
@@ -474,7 +489,7 @@ def _checked_goals(metric: Any, mode: Any, algorithm: str, searcher: Any) -> tup
     goals = goals_of(metric, mode)
     if not goals:
         raise InvalidFieldError("metric", metric, "must be the name of a metric that trials report")
-    if len(goals) > 1 and algorithm in HALVING:
+    if len(goals) > 1 and algorithm in (*HALVING, "pbt"):
         reason = f"{algorithm!r} compares trials by one metric; several go with random, grid, tpe and full"
         raise InvalidFieldError("metric", metric, reason)
     return goals

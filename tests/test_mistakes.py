@@ -148,7 +148,7 @@ def test_signatures_are_as_they_are_written() -> None:
     [
         ({"budget": "27"}, "budget='27': must be a number, without quotes"),
         ({"samples": "nine"}, "samples='nine': must be a number"),
-        ({"algorithm": "bayesian"}, "one of asha, bohb, grid, hyperband, random, sha, tpe; did you mean 'tpe'?"),
+        ({"algorithm": "bayesian"}, "one of asha, bohb, grid, hyperband, pbt, random, sha, tpe; did you mean 'tpe'?"),
         ({"algorithm": "random_search"}, "did you mean 'random'?"),
         ({"algorithm": "TuneBOHB"}, "did you mean 'bohb'?"),
         ({"mode": "auto"}, "mode='auto': must be 'min' (less is better), 'max' (more is better), or None"),

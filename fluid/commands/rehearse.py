@@ -43,7 +43,7 @@ def add_rehearse(commands: Subparsers) -> None:
     rehearse.add_argument("--from", dest="runs", action="append", metavar="RUN", help="replay this run; repeatable")
     rehearse.add_argument("--benchmark", metavar="NAME", help="replay this benchmark, such as lcbench:189866")
     rehearse.add_argument("--data", metavar="DIR", help="the folder with benchmarks (default: $FLUID_BENCHMARKS)")
-    text = "compare these algorithms on the benchmark, such as random,asha,hyperband,tpe,bohb,hpbandster-bohb,pbt"
+    text = "compare these algorithms on the benchmark, such as random,asha,hyperband,tpe,bohb,pbt,raytune-pbt"
     rehearse.add_argument("--algorithms", metavar="NAME,NAME,...", help=text)
     rehearse.add_argument("--samples", type=int, metavar="N", help="configs of each of their sweeps (default: 64)")
     rehearse.add_argument("--budget", type=int, metavar="N", help="most iterations of their trials (default: all)")

@@ -118,7 +118,7 @@ _FLAG = "appended to the command where a trial goes on from {checkpoint}: '--res
 OPTIONS: tuple[Option, ...] = (
     Option("metric", "run", "the metric that trials are compared by; several separated by commas", "NAME", _names),
     Option("mode", "run", "min or max, one per metric (default: what the metric's name says)", "MODE", _names),
-    Option("algorithm", "run", "asha (default), sha, hyperband, bohb, random, grid or tpe", "NAME"),
+    Option("algorithm", "run", "asha (default), sha, hyperband, bohb, random, grid, tpe or pbt", "NAME"),
     Option("samples", "run", "number of trials (default: as of fluid.run)", "N", _number),
     Option("budget", "run", "most iterations of a trial; an iteration is one report (default: 27)", "N", _number),
     Option("min_budget", "run", "iterations at the first rung (default: 1)", "N", _number),

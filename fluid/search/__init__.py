@@ -5,9 +5,9 @@ imports numpy, and Optuna where a space or a sampler needs it. Start reading in 
 sampler goes into :mod:`fluid.search.samplers`, what asks a search library into :mod:`fluid.search.searchers`, and a
 package whose distributions a space takes into :mod:`fluid.search.conversion`. BOHB's model is in
 :mod:`fluid.search.density`, its searcher in :mod:`fluid.search.bohb`. The schedulers (ASHA, Hyperband) are in
-:mod:`fluid.search.schedulers`, values that depend on the iteration in :mod:`fluid.search.schedules`, what trials with
-them have in common in :mod:`fluid.search.prefixes`, what ends a trial or a sweep early in
-:mod:`fluid.search.stop_rules`.
+:mod:`fluid.search.schedulers`, population based training in :mod:`fluid.search.population`, values that depend on the
+iteration in :mod:`fluid.search.schedules`, what trials with them have in common in :mod:`fluid.search.prefixes`, what
+ends a trial or a sweep early in :mod:`fluid.search.stop_rules`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fluid.errors import PrefixEndedError
 from fluid.search.conditions import when
 from fluid.search.density import BOHB
 from fluid.search.domains import choice, lograndint, loguniform, randint, uniform
+from fluid.search.population import PBT
 from fluid.search.samplers import Sampler, make_sampler
 from fluid.search.schedules import Schedule, schedule
 from fluid.search.searchers import AskLater, AskTell, Searcher, SearchOutcome
@@ -28,6 +29,7 @@ from fluid.user_calls import missing_name
 
 __all__ = [
     "BOHB",
+    "PBT",
     "AskLater",
     "AskTell",
     "ConditionalSpace",

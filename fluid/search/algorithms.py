@@ -61,7 +61,7 @@ def shape_for(
     if shapes := _brackets(algorithm, rungs, eta, samples):
         brackets = tuple(each.sizes for each in shapes)
         return SearchShape(algorithm="halving", rungs=rungs, eta=eta, brackets=brackets, one_by_one=one_by_one)
-    return SearchShape(algorithm="full", rungs=rungs[-1:])
+    return SearchShape(algorithm="full", rungs=rungs[-1:], replaces=algorithm == "pbt")
 
 
 def _brackets(algorithm: str, rungs: tuple[int, ...], eta: int, samples: int | None) -> tuple[BracketShape, ...]:

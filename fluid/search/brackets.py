@@ -23,9 +23,9 @@ class Brackets:
         >>> [scheduler.start().budget for _ in range(3)]
         [1, 1, 1]
         >>> scheduler.reached(0, 0.5), scheduler.reached(1, 0.2)
-        (RungDecision(promoted=(), ended=()), RungDecision(promoted=(), ended=()))
+        (RungDecision(promoted=(), ended=(), forked=()), RungDecision(promoted=(), ended=(), forked=()))
         >>> scheduler.reached(2, 0.9)
-        RungDecision(promoted=(RungBudget(trial=1, budget=3, follow_up_iterations=0),), ended=(0, 2))
+        RungDecision(promoted=(RungBudget(trial=1, budget=3, follow_up_iterations=0),), ended=(0, 2), forked=())
 
     Args:
         shapes: the brackets, in the order in which their trials start.

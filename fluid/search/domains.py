@@ -197,17 +197,18 @@ class Choice:
         return self.choices[int(rng.integers(len(self.choices)))]
 
     def index(self, value: Any) -> int:
-        found = self._find(value)
+        found = self.find(value)
         assert found is not None
         return found
 
     def check(self, field: str, value: object) -> Any:
-        found = self._find(value)
+        found = self.find(value)
         if found is None:
             raise InvalidFieldError(field, value, f"is not one of {list(self.choices)!r}")
         return self.choices[found]
 
-    def _find(self, value: object) -> int | None:
+    def find(self, value: object) -> int | None:
+        """The index of a value; ``None`` if it is not one of the choices."""
         for same in (is_same_value, is_equal_value):  # True and 1 are equal: the one of the same type comes first.
             for index, known in enumerate(self.choices):
                 if same(known, value):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +28,38 @@ class RungBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class Exploit:
+    """A trial that gives up for one that goes on from another's state, with another config.
+
+    Attributes:
+        trial: its number, which the new one takes over.
+        parent: number of the one whose state it is.
+        at: iterations done by that state; ``None`` for the newest one.
+        config: the new one's.
+        budget, follow_up_iterations: as of a :class:`RungBudget`.
+    """
+
+    trial: int
+    parent: int
+    at: int | None
+    config: dict[str, Any]
+    budget: int
+    follow_up_iterations: int
+
+
+@dataclass(frozen=True, slots=True)
 class RungDecision:
     """What follows from a trial that has reached its rung or has ended.
 
     Attributes:
         promoted: trials that continue, each to its next rung.
         ended: trials that will never continue, so that their state can be dropped.
+        forked: trials that give up for others' states.
     """
 
     promoted: tuple[RungBudget, ...] = ()
     ended: tuple[int, ...] = ()
+    forked: tuple[Exploit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

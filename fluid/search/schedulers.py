@@ -117,7 +117,7 @@ class StoppingHalving:
         >>> scheduler.reached(0, 0.5).promoted
         (RungBudget(trial=0, budget=3, follow_up_iterations=0),)
         >>> scheduler.reached(1, 0.9)
-        RungDecision(promoted=(), ended=(1,))
+        RungDecision(promoted=(), ended=(1,), forked=())
 
     Args:
         rungs: iterations at which trials are compared, ascending; the last one is the budget.
@@ -218,11 +218,11 @@ class AsynchronousHalving:
         >>> [scheduler.start().trial for _ in range(4)]
         [0, 1, 2, 3]
         >>> scheduler.reached(0, 0.5)
-        RungDecision(promoted=(), ended=())
+        RungDecision(promoted=(), ended=(), forked=())
         >>> scheduler.reached(1, 0.2).promoted
         (RungBudget(trial=1, budget=3, follow_up_iterations=0),)
         >>> scheduler.reached(2, 0.9)
-        RungDecision(promoted=(), ended=(2,))
+        RungDecision(promoted=(), ended=(2,), forked=())
 
     Args:
         rungs: iterations at which trials are compared, ascending; the last one is the budget.

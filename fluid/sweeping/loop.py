@@ -8,7 +8,7 @@ trial more than there are devices is under way then.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
@@ -85,6 +85,8 @@ class SweepLoop(TrialListener):
         self._is_over = False
         #: Whether all has gone to rest that does not run on to its end, and nothing is decided any more.
         self._rests = False
+        #: Trials of others' states at an iteration that have not begun yet, by the member that is there, and stays.
+        self._forking: dict[int, set[str]] = {}
         #: Of trials that failed in an earlier session, how often each was tried again since; while these are replayed.
         self._retries = Counter[str]()
         #: The end by a deadline of the sweep's own.
@@ -192,6 +194,8 @@ class SweepLoop(TrialListener):
 
     def on_start(self, trial_id: str) -> None:
         self._callbacks.on_start(trial_id)
+        if self._forking:
+            self._take(partial(self._have_begun, [trial_id]))
 
     def on_result(self, result: Result) -> None:
         if self.plan.callbacks:
@@ -350,6 +354,7 @@ class SweepLoop(TrialListener):
             return
         trial.is_open = False
         self.trials.open -= 1
+        self._have_begun([trial_id])
         self.trials.resting.discard(trial_id)
         if self._is_over:
             self.trials.note_end(trial, state, failure)
@@ -405,17 +410,39 @@ class SweepLoop(TrialListener):
 
     def _decide(self, trial: SweepTrial, decision: RungDecision) -> None:
         """Does what the scheduler has decided after a trial."""
-        if decision.promoted and self.closing.is_closed:
+        if (decision.promoted or decision.forked) and self.closing.is_closed:
             self._rest(self.closing.reason)
             return
+        for exploit in decision.forked:  # First: one that is promoted may leave the state that is wanted.
+            loser = self.trials.by_number[exploit.trial]
+            self._let_go(loser, TrialState.STOPPED.value)
+            forked = self.trials.fork(loser, self.trials.by_number[exploit.parent], exploit)
+            if exploit.at is not None:
+                self._forking.setdefault(exploit.parent, set()).add(forked.trial_id)
         for promotion in decision.promoted:
-            self.trials.extend(self.trials.by_number[promotion.trial], promotion.budget, promotion.follow_up_iterations)
+            promoted, later = self.trials.by_number[promotion.trial], promotion.trial in self._forking
+            self.trials.extend(promoted, promotion.budget, promotion.follow_up_iterations, later=later)
         for number in decision.ended:
             ended = self.trials.by_number[number]
             self._let_go(ended, (TrialState.DONE if ended.iteration >= self.plan.budget else TrialState.STOPPED).value)
         self.plan.rules.decided(trial.number, is_over=trial.number not in self.trials.by_number)
         if self.plan.rules.reason is not None:
             self._end(self.plan.rules.reason)
+
+    def _have_begun(self, trial_ids: Iterable[str]) -> None:
+        """Lets the members go on whose states these trials waited for, once no other one does."""
+        begun = set(trial_ids)
+        for number in [number for number, waiting in self._forking.items() if waiting & begun]:
+            self._forking[number] -= begun
+            if not self._forking[number]:
+                del self._forking[number]
+                if not self.trials.is_replaying and (trial := self.trials.by_number.get(number)) is not None:
+                    self._grant(trial)
+
+    def _grant(self, trial: SweepTrial) -> None:
+        """Grants a trial the iterations to its budget, if it was to go on later; also before its end, to hear of that."""
+        if trial.is_open and trial.stop is None and trial.budget > trial.granted:
+            self.trials.grant(trial, self.plan.budget - trial.budget)
 
     def _end_refused(self) -> None:
         """Ends trials that could not be extended; not at their promotion, as their end may promote others."""
@@ -456,14 +483,17 @@ class SweepLoop(TrialListener):
         """Takes what an earlier session reported, does what it had no time for, and starts further trials."""
         self.trials.begin_replay()
         for past in earlier.trials:
-            require_same(self._next(), past)
+            if "." not in past.trial_id.removeprefix(self.plan.name):  # Others start from the states of these.
+                require_same(self._next(), past)
         self.trials.remember({past.trial_id: past for past in earlier.trials})
         self._retries = earlier.retries()
         for event in earlier.events:
             self._replay(event)
         self._end_at_budget()
         for past in earlier.trials:
-            trial = self.trials.by_id[past.trial_id]
+            trial = self.trials.by_id.get(past.trial_id)
+            if trial is None:
+                raise other_arguments(past.trial_id, "no member would give up for it: give the same samples and PBT")
             self._follow(past.trial_id, past.budget)
             if past.budget > trial.budget and trial.state == UNFINISHED:
                 why = f"it was to run {past.budget} iterations, and would run {trial.budget}: give the same samples"
@@ -472,14 +502,15 @@ class SweepLoop(TrialListener):
                 self._record_end(past.trial_id, past.ended.value, past.failure)
             if past.retried:
                 self._retry(trial)
+        self._have_begun(trial.trial_id for trial in self.trials.by_id.values() if trial.results)
         stops = self.trials.end_replay()
         for past in earlier.trials:
             trial = self.trials.by_id[past.trial_id]
             trial.granted = past.budget
             if past.trial_id in stops:
                 self.trials.stop(trial, stops[past.trial_id])
-            elif trial.is_open and trial.budget > past.budget:
-                self.trials.grant(trial, self.plan.budget - trial.budget)
+            elif trial.number not in self._forking:
+                self._grant(trial)
         self._fill()
 
     def _replay(self, event: EarlierEvent) -> None:
@@ -530,6 +561,7 @@ class SweepLoop(TrialListener):
             if not trial.is_open:
                 self._let_go(trial, TrialState.STOPPED.value)
             elif trial.stop is None and trial.trial_id not in self.closing.run_on:
+                self._grant(trial)
                 trial.stop = TrialState.STOPPED.value
                 self.trials.stop(trial, trial.stop)
         self._finish_if_done()
@@ -548,11 +580,13 @@ class SweepLoop(TrialListener):
         self._asking.close()
         for trial in list(self.trials.by_number.values()):
             if trial.is_open and trial.stop is None and trial.trial_id not in self.closing.run_on:
+                self._grant(trial)
                 self.trials.rest(trial)
         self._finish_if_done()
 
     def _rest_or_stop(self, trial: SweepTrial) -> None:
         """Has a trial rest after its iteration; stops it in a sweep that cannot be resumed."""
+        self._grant(trial)
         if self._can_rest:
             self.trials.rest(trial)
         else:

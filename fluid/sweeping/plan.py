@@ -12,11 +12,12 @@ from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.random_state import Seeds
 from fluid.resources import Requires
+from fluid.results.iterations import known_start
 from fluid.results.metrics import Goal
 from fluid.results.records import Result, Shared, TrialFiles, TrialResult
 from fluid.results.submitted import UNFINISHED
 from fluid.results.sweep import SweepResult
-from fluid.search import BOHB, Searcher, SearchOutcome
+from fluid.search import BOHB, PBT, Searcher, SearchOutcome
 from fluid.search.schedulers import FullBudget, RungScheduler
 from fluid.search.space import ConditionalSpace, Space
 from fluid.search.stop_rules import StopRules
@@ -105,7 +106,7 @@ class SweepPlan:
     oom_is_worst: bool
     trial_options: Mapping[str, Any]
     callbacks: tuple[TrialListener, ...]
-    options: BOHB | None = None
+    options: BOHB | PBT | None = None
     shape: SearchShape | None = None
     group: GroupOptions = GroupOptions()
     seed: int | None = 0
@@ -169,6 +170,7 @@ class SweepTrial:
         failure: why it failed; ``None`` if it has not.
         is_told: whether the searcher knows, or is about to know, what came of the suggestion.
         results: its iterations.
+        start: the state of another trial from which it starts; ``None`` if it begins afresh.
     """
 
     number: int
@@ -185,6 +187,7 @@ class SweepTrial:
     failure: Failure | None = None
     is_told: bool = False
     results: list[Result] = field(default_factory=list)
+    start: StartFrom | None = None
 
     @property
     def values(self) -> tuple[float, ...] | None:
@@ -238,6 +241,7 @@ class SweepTrial:
             failure=self.failure,
             seeds=seeds,
             files=TrialFiles(run_dir, ((self.trial_id, 0),)),
+            start=known_start(self.start, ((result.iteration, result.source) for result in self.results)),
         )
 
 

@@ -54,6 +54,11 @@ class EarlierTrial:
     retried: bool = False
 
     @property
+    def first_budget(self) -> int:
+        """Iterations that it was to run when it was submitted."""
+        return self.budget - self.extended_by
+
+    @property
     def has_ended_by_itself(self) -> bool:
         """Whether it is done; below its budget, it is as it ended by itself."""
         return self.is_over and self.ended is TrialState.DONE

@@ -12,13 +12,15 @@ from fluid.executor import FluidExecutor
 from fluid.random_state import SeedOrigin
 from fluid.results.records import TrialResult
 from fluid.results.submitted import UNFINISHED
-from fluid.search.rungs import RungDecision
+from fluid.search.population import Population, Standing
+from fluid.search.rungs import Exploit, RungDecision
 from fluid.search.suggestion import Suggestion
 from fluid.search_shape import Rung
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.listeners import TrialListener
 from fluid.sweeping.plan import SweepPlan, SweepTrial
-from fluid.sweeping.resuming import EarlierTrial
+from fluid.sweeping.population import next_id, standing_of
+from fluid.sweeping.resuming import EarlierTrial, require_same
 from fluid.sweeping.under_way import most_under_way
 from fluid.trialgroup import Submission, Trial, TrialGroup, TrialState
 
@@ -68,6 +70,10 @@ class SweepTrials:
         self._ranks: dict[str, tuple[Rung, float]] = {}
         #: What an earlier session has left of the trials.
         self._past: Mapping[str, EarlierTrial] = {}
+        #: Trials that follow from its events, but were not submitted any more.
+        self._unsubmitted: list[Trial] = []
+        if isinstance(plan.scheduler, Population):
+            plan.scheduler.standing = self._standing
 
     @property
     def is_replaying(self) -> bool:
@@ -111,8 +117,17 @@ class SweepTrials:
         )
         return self.enter(trial, further)
 
-    def enter(self, trial: SweepTrial, follow_up_iterations: int) -> Trial:
-        """Enters a trial that is about to be submitted."""
+    def enter(
+        self, trial: SweepTrial, follow_up_iterations: int, *, parent: SweepTrial | None = None, at: int | None = None
+    ) -> Trial:
+        """Enters a trial that is about to be submitted.
+
+        Args:
+            trial: the trial.
+            follow_up_iterations: that later rungs may add after its budget.
+            parent: the trial from whose state it starts; ``None`` to begin afresh.
+            at: iterations done by that state; ``None`` for the newest one.
+        """
         self.by_id[trial.trial_id] = self.by_number[trial.number] = trial
         self.open += 1
         made = Trial(
@@ -121,11 +136,41 @@ class SweepTrials:
             budget=trial.budget,
             trial_id=trial.trial_id,
             follow_up_iterations=follow_up_iterations,
-            start_from=self._plan.starts.get(trial.number),
+            start_from=self._plan.starts.get(trial.number) if parent is None else parent.trial_id,
+            at=at,
             **self._plan.trial_options,
         )
+        trial.start = made.start_from
         trial.config = made.config  # What runs, whatever the searcher does with what it suggested.
         return made
+
+    def fork(self, loser: SweepTrial, parent: SweepTrial, exploit: Exploit) -> SweepTrial:
+        """Starts the trial that takes the place of one that has given up, from another's state; returns it."""
+        trial = SweepTrial(
+            number=exploit.trial,
+            trial_id=next_id(loser.trial_id, self._plan.name),
+            suggestion=loser.suggestion,
+            config=exploit.config,
+            budget=exploit.budget,
+            granted=exploit.budget,
+            latest=parent.latest,  # Its state's, until it reports some itself.
+            is_told=True,
+        )
+        made = self.enter(trial, exploit.follow_up_iterations, parent=parent, at=exploit.at)
+        if self._replayed is None:
+            self.submit([made])
+        elif (past := self._past.get(made.id)) is not None:
+            require_same(made, past)
+        else:
+            self._unsubmitted.append(made)
+        return trial
+
+    def _standing(self, number: int, loser: int) -> Standing:
+        """How a member of a population stands, if another one may give up for its state."""
+        assert isinstance(self._plan.scheduler, Population)
+        past = {} if self._replayed is None else self._past
+        members = self.by_number[number], self.by_number[loser]
+        return standing_of(*members, past, self._plan.name, self._plan.scheduler.interval)
 
     def submit(self, trials: list[Trial]) -> None:
         """Submits trials."""
@@ -148,15 +193,16 @@ class SweepTrials:
         else:
             self.handle.add(*trials)
 
-    def extend(self, trial: SweepTrial, budget: int, follow_up_iterations: int) -> None:
-        """Lets a trial that waits go on up to a budget."""
+    def extend(self, trial: SweepTrial, budget: int, follow_up_iterations: int, *, later: bool = False) -> None:
+        """Lets a trial that waits go on up to a budget; if it is to do so ``later``, the iterations are granted then."""
         trial.budget, trial.is_open = budget, True
         self.open += 1
         past = self._past.get(trial.trial_id)
         if trial.iteration >= budget:  # It has come there while its metric was awaited.
             self.refused.append(trial.trial_id)
         elif self._replayed is None:
-            self.grant(trial, follow_up_iterations)
+            if not later:
+                self.grant(trial, follow_up_iterations)
         elif past is not None and past.has_ended_by_itself and trial.granted + past.extended_by < budget:
             self.refused.append(trial.trial_id)
 
@@ -255,6 +301,8 @@ class SweepTrials:
     def end_replay(self) -> Mapping[str, str | Failure]:
         """Ends the replay; returns what trials are to be stopped with, by id."""
         stops, self._replayed = self._replayed, None
+        if self._unsubmitted:
+            self.submit(self._unsubmitted)
         for trial in self.by_number.values():
             if (rank := self._ranks.pop(trial.trial_id, None)) is not None and self.handle is not None:
                 self.handle.rank(trial.trial_id, *rank)

@@ -117,7 +117,7 @@ def _play_natively(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
         benchmark.space,
         metric=benchmark.metric,
         mode=benchmark.mode,
-        samples=sweep.samples,
+        samples=_PBT_POPULATION if sweep.algorithm == "pbt" else sweep.samples,
         algorithm=sweep.algorithm,
         budget=sweep.iterations,
         eta=_ETA,
@@ -157,7 +157,7 @@ def _bracket_sizes(iterations: int) -> list[int]:
     return [(deepest + 1) // (each + 1) * _ETA**each for each in range(deepest, -1, -1)]
 
 
-def _play_pbt(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
+def _play_raytune_pbt(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
     from fluid import tune
     from fluid.integrations.ray_tune.side_by_side import start_ray
 
@@ -192,7 +192,7 @@ def _report(config: dict[str, Any]) -> None:
 
 _PLAYERS: dict[str, Callable[[BenchmarkSweep, FluidExecutor], None]] = {
     "hpbandster-bohb": _play_hpbandster,
-    "pbt": _play_pbt,
+    "raytune-pbt": _play_raytune_pbt,
 }
-#: By name: those of :func:`fluid.run`, HpBandSter's BOHB, and PBT by Ray Tune.
+#: By name: those of :func:`fluid.run`, HpBandSter's BOHB, and Ray Tune's PBT.
 ALGORITHMS = (*NATIVE, *_PLAYERS)

@@ -9,6 +9,7 @@ from engine_helpers import Hand, none, only
 
 from fluid.engine.commands import Command, Fork, ForkSaved, NoteQueued, ReportEnd, Save, StartTrial
 from fluid.engine.events import (
+    BudgetExtended,
     Checkpoint,
     GroupRecovered,
     PauseRequested,
@@ -232,3 +233,40 @@ def test_what_cannot_be_is_refused_at_the_call(spec: dict[str, Any], field: str,
 def test_a_parent_that_cannot_be_saved_is_refused() -> None:
     with pytest.raises(InvalidFieldError, match="start_from='a': cannot be saved"):
         running(can_save=False).fork("b")
+
+
+def test_a_search_may_extend_a_fork_whose_budget_the_newest_state_has_used_up() -> None:
+    hand = running()
+    hand.fork("b", budget=3, extends=True)
+    hand.iterate("a")
+    end = only(hand.forked("b", 3, lane_id=hand.lane("a")), ReportEnd)
+    assert end.state == "DONE" and hand.reports("b") == []
+    start = only(hand.do(BudgetExtended(hand.now, "b", iterations=2)), StartTrial)
+    assert start.checkpoint == Checkpoint(3, "b/3", in_memory=True) and start.iterations == 2
+    hand.started("b", 3)
+    hand.iterate("b", 2)
+    assert hand.reports("b") == [4, 5] and hand.end("b") == "DONE"
+
+
+def test_a_checkpoint_that_its_trial_has_left_behind_is_looked_for_again() -> None:
+    hand = running(isolated=True)
+    hand.iterate("a", 4)
+    hand.saved("a", hand.trial("a").residence.lane, 6, dropped=True)
+    assert only(hand.fork("b", budget=9), ForkSaved).checkpoint.iteration == 6
+    hand.extend("a")
+    hand.start_all()
+    assert hand.states()["a"] == "RUNNING"
+    gone = hand.forked("b", 0, problem="FileNotFoundError: the checkpoint of iteration 6 is gone")
+    assert only(gone, Fork).lane_ids == (hand.lane("a"),)
+    hand.iterate("a")
+    hand.forked("b", 7, lane_id=hand.lane("a"))
+    assert hand.trial("b").awaits == "" and hand.trial("b").residence.restart_at == 7
+
+
+def test_a_checkpoint_that_is_nowhere_else_fails_the_fork() -> None:
+    hand = running(isolated=True)
+    hand.iterate("a", 4)
+    hand.saved("a", hand.trial("a").residence.lane, 6, dropped=True)
+    hand.fork("b", budget=9)
+    hand.forked("b", 0, problem="FileNotFoundError: the checkpoint of iteration 6 is gone")
+    assert hand.end("b") == "FAILED"

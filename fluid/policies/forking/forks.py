@@ -204,7 +204,8 @@ class Forks(Policy):
             if wish is not None:
                 self._refused(trial, wish, event)
             return
-        if start.at is None and trial.progress.budget <= found.iteration:
+        is_used_up = start.at is None and trial.progress.budget <= found.iteration
+        if is_used_up and not trial.spec.extends:
             text = f"its budget of {trial.progress.budget} is used up by the {found.iteration} iterations of"
             self._fail(trial, f"{text} {start.parent!r}, from which it starts")
             return
@@ -214,14 +215,27 @@ class Forks(Policy):
         trial.residence = replace(trial.residence, checkpoint=found, durable=durable, checkpoint_is_current=True)
         trial.progress.reported = max(trial.progress.reported, found.iteration)
         trial.spec = structs.replace(trial.spec, start=structs.replace(start, at=found.iteration))
-        if trial.state is TrialState.PAUSED:
+        if is_used_up:  # It is done as it begins, and its search may extend it.
+            trial.progress.restart(found.iteration)
+            core.end(trial, TrialState.DONE, f"done: {start.parent!r} had come to iteration {found.iteration}")
+        elif trial.state is TrialState.PAUSED:
             core.enqueue(trial, f"starts from the state of {start.parent!r} after {found.iteration} iterations")
 
     def _refused(self, trial: TrialRecord, wish: _Wish, event: TrialForked) -> None:
         if event.is_past and event.lane_id is not None:
             wish.asked, wish.is_past = None, True  # Perhaps a checkpoint of it is kept.
+        elif event.lane_id is None and self._has_moved(trial, wish):
+            wish.asked = None  # The parent has run on meanwhile, and has left that checkpoint behind.
         else:
             self._fail(trial, f"the state of {event.parent!r}, from which it starts, is not there: {event.problem}")
+
+    def _has_moved(self, trial: TrialRecord, wish: _Wish) -> bool:
+        """Whether the state that a trial waits for is elsewhere than where a host was to copy it."""
+        start = trial.spec.start
+        parent = None if start is None or start.checkpoint is not None else self._core.trials.get(start.parent)
+        if start is None or parent is None:
+            return False
+        return parent.state.holds_devices or _saved_state(parent, start) != wish.asked
 
     def _fail(self, trial: TrialRecord, why: str) -> None:
         """Ends a trial that waits for a state that will not come."""

@@ -372,8 +372,8 @@ class Keeper:
         keep = self.keep.in_group(keeps_best=search is not None and search.keeps_best)
         if keep.how == "none" or (keep.how == "last" and trial.is_shared_run):
             return None  # What is left of a shared run is wanted by its trials, and by nobody later.
-        if not _may_be_saved(trial.trainable):
-            name, how = profile_name(trial.trainable), _how_to_save(trial.trainable)
+        if not may_be_saved(trial.trainable):
+            name, how = profile_name(trial.trainable), how_to_save(trial.trainable)
             self._warn(name, "no checkpoint of %s is kept: it cannot be saved; to keep its model, %s", name, how)
             return None
         rule = KeepRule(keep.how, group_id, place=self._admitted[group_id], k=keep.k)
@@ -523,14 +523,14 @@ class Keeper:
                 answer.set_result(None)
 
 
-def _how_to_save(trainable: Any) -> str:
+def how_to_save(trainable: Any) -> str:
     """What makes the trials of a trainable ones that can be saved."""
     if inspect.isclass(trainable):
         return "give it save_checkpoint(folder) and load_checkpoint(state)"
     return "give it a parameter state, and yield (metrics, state)"
 
 
-def _may_be_saved(trainable: Any) -> bool:
+def may_be_saved(trainable: Any) -> bool:
     """Whether trials of a trainable can be saved, at least once they have reported a state."""
     reports_states = says_it_reports_states(trainable) or kind_of(trainable) in ("function", "ray_function")
     return reports_states or can_save(trainable)

@@ -77,7 +77,7 @@ def search_now(
         sigma=paces.sigma,
         observed=max(1, paces.observed),
         most=_most(group, records, before),
-        stops=0 if shape is None else sum(ended[length] for length in ended if length not in shape.rungs),
+        stops=_stops(shape, ended),
         start_s=start_s,
         ends_in=ends_in,
     )
@@ -154,6 +154,13 @@ class _Paces:
         return max(0.0, self._now - place.since) / stretch if stretch > 0.0 else 0.0
 
 
+def _stops(shape: SearchShape | None, ended: Mapping[int, int]) -> int:
+    """How many trials have ended between two rungs, and others like them may, too."""
+    if shape is None or shape.replaces:
+        return 0
+    return sum(ended[length] for length in ended if length not in shape.rungs)
+
+
 def _bracket_of(shape: SearchShape | None, place: int) -> int:
     """The bracket of the trial that was submitted at a place, from 0."""
     if shape is None or len(shape.brackets) < 2:
@@ -168,7 +175,7 @@ def _as_long_as_trials_are(
     shape: SearchShape | None, ended: Mapping[int, int], live: list[LiveTrial]
 ) -> SearchShape | None:
     """Ends the rungs where trials have nothing more to do: all that came so far, at least two, ended at one length."""
-    if shape is None or not ended:
+    if shape is None or shape.replaces or not ended:
         return shape
     longest = max(ended)
     if not 1 <= longest < shape.rungs[-1] or longest in shape.rungs or ended[longest] < 2:
