@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 from engine_helpers import Hand, none, only
 
-from fluid.engine.commands import Command, Fork, ForkSaved, NoteQueued, ReportEnd, Save, StartTrial
+from fluid.engine.commands import Call, Command, Fork, ForkSaved, NoteQueued, ReportEnd, RunIteration, Save, StartTrial
 from fluid.engine.events import (
     BudgetExtended,
+    CallRequested,
     Checkpoint,
     GroupRecovered,
     PauseRequested,
     ResumeRequested,
     StartState,
+    TrialCalled,
     TrialForked,
     TrialHistory,
     TrialsAdded,
@@ -246,6 +248,22 @@ def test_a_search_may_extend_a_fork_whose_budget_the_newest_state_has_used_up() 
     hand.started("b", 3)
     hand.iterate("b", 2)
     assert hand.reports("b") == [4, 5] and hand.end("b") == "DONE"
+
+
+def test_a_fork_from_a_state_beyond_its_budget_is_extended_and_called_as_others() -> None:
+    hand = running()
+    hand.fork("b", budget=1, extends=True)
+    hand.do(CallRequested(hand.now, "b", call_id=1, method="m", payload=b""))
+    hand.iterate("a")
+    start = only(hand.forked("b", 3, lane_id=hand.lane("a")), StartTrial)
+    assert start.checkpoint == Checkpoint(3, "b/3", in_memory=True) and start.iterations == 0
+    lane = hand.lane("b")
+    assert only(hand.started("b", 3), Call).call_id == 1
+    hand.do(TrialCalled(hand.now, "b", lane, call_id=1))
+    end = only(hand.do(BudgetExtended(hand.now, "b", iterations=1)), ReportEnd)
+    assert end.state == "DONE"  # Two iterations, of which it has three.
+    more = hand.do(BudgetExtended(hand.now, "b", iterations=2))
+    assert only(more, RunIteration).iterations == 1
 
 
 def test_a_checkpoint_that_its_trial_has_left_behind_is_looked_for_again() -> None:

@@ -214,10 +214,13 @@ class Forks(Policy):
         durable = None if found.in_memory else found
         trial.residence = replace(trial.residence, checkpoint=found, durable=durable, checkpoint_is_current=True)
         trial.progress.reported = max(trial.progress.reported, found.iteration)
+        trial.progress.starts_at = found.iteration
         trial.spec = structs.replace(trial.spec, start=structs.replace(start, at=found.iteration))
         if is_used_up:  # It is done as it begins, and its search may extend it.
             trial.progress.restart(found.iteration)
             core.end(trial, TrialState.DONE, f"done: {start.parent!r} had come to iteration {found.iteration}")
+            if trial.calls:
+                self._calls.restore(trial)
         elif trial.state is TrialState.PAUSED:
             core.enqueue(trial, f"starts from the state of {start.parent!r} after {found.iteration} iterations")
 
