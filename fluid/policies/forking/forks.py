@@ -178,8 +178,8 @@ class Forks(Policy):
         elif parent.state.is_over:
             self._fail(trial, f"{name!r} is {parent.state.value} after {done} iterations, and the state is not kept")
         elif parent.state is TrialState.DONE and not (parent.residence.saving or parent.residence.lane is not None):
-            if start.at is not None and start.at > done:
-                self._fail(trial, f"{name!r} has ended after {done} iterations, before the {start.at} wanted")
+            if (wanted := start.at or 1) > done:  # One that has ended by itself may have lost all that it had done.
+                self._fail(trial, f"{name!r} has ended after {done} iterations, before the {wanted} wanted")
             else:
                 self._calls.restore(parent, "its state is wanted", "give that to others")
 
