@@ -63,7 +63,7 @@ class SweepTrials:
         #: When all that are to rest had left their devices; ``None`` before.
         self._rested_at: float | None = None
         #: The trainable as it is at the start of the sweep, whose trials are submitted in steps.
-        self._submission = Submission(plan.seed)
+        self._submission = Submission(plan.seed, plan.reuse)
         #: While an earlier session's events are taken: what the trials are to be stopped with, by id.
         self._replayed: dict[str, str | Failure] | None = None
         #: Meanwhile: the rung that each trial came to last, and its score.
