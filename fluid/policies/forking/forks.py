@@ -26,7 +26,7 @@ from fluid.engine.events import (
     TrialSpec,
 )
 from fluid.engine.policy import Check, Handler, Policy
-from fluid.engine.records import Stage, TrialRecord
+from fluid.engine.records import TrialRecord
 from fluid.engine.trials.calls import Calls
 from fluid.errors import InvalidFieldError
 from fluid.trialgroup import TrialState
@@ -124,13 +124,28 @@ class Forks(Policy):
             if not self._wishes.get(key):
                 self._wishes.pop(key, None)
 
+    def at_end(self) -> None:
+        """Asks the lanes of parents that were just told to start or to go on, before they have run an iteration."""
+        for key, wishes in self._wishes.items():
+            parent = self._core.trials.get(key)
+            lane = None if parent is None else _lane_of(parent)
+            if parent is None or lane is None or not parent.state.holds_devices:
+                continue
+            for trial_id, wish in wishes.items():
+                trial = self._core.trials.get(trial_id)
+                if trial is None or wish.asked is not None or not trial.awaits:
+                    continue
+                start = trial.spec.start
+                if start is not None and not _is_done_before(trial, start) and not _is_beyond(parent, start, wish):
+                    self._ask_lane(trial, wish, parent, lane)
+
     def _ask(self, trial: TrialRecord, wish: _Wish, parent: TrialRecord | None) -> None:
         start = trial.spec.start
         assert start is not None
         if start.checkpoint is not None:
             if not start.is_shared or trial.progress.budget >= (start.at or 0):  # Else it is done before it.
                 self._copy(trial, wish, start.checkpoint)
-        elif start.is_shared and start.at is not None and trial.progress.budget <= start.at:
+        elif _is_done_before(trial, start):
             # All its iterations are those of its parent, but for what a call makes of its state.
             if trial.calls or trial.restored_for_call:
                 self._fail(trial, "a method of it was called")
@@ -276,12 +291,21 @@ def _nothing(event: Event) -> None:
 
 
 def _lane_of(parent: TrialRecord) -> int | None:
-    """The lane that has a trial's present state, and can save it; ``None`` if there is none."""
+    """The lane that has a trial's present state, or was told to set it up, and can save it; ``None`` if there is none.
+
+    One that is told so together with what starts the trial saves it before another iteration.
+    """
     residence, place = parent.residence, parent.placement
     if residence.lane is not None:
         return residence.lane if not residence.saving else None
-    warming = parent.state is TrialState.RESIZING and place.move is not None and place.move.stage is Stage.WARMING
-    return place.hosts[0] if parent.state is TrialState.RUNNING or warming else None
+    if not place.launched or parent.state is TrialState.STOPPING:
+        return None
+    return place.stays_in[0] if place.stays_in else None
+
+
+def _is_done_before(trial: TrialRecord, start: StartState) -> bool:
+    """Whether a trial of a shared run needs no state of that: it runs no iteration of its own."""
+    return start.is_shared and start.at is not None and trial.progress.budget <= start.at
 
 
 def _is_beyond(parent: TrialRecord, start: StartState, wish: _Wish) -> bool:
