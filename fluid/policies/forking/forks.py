@@ -200,6 +200,19 @@ class Forks(Policy):
             else:
                 self._calls.restore(parent, "its state is wanted", "give that to others")
 
+    @property
+    def wants_tick(self) -> bool:
+        """Soon, if trials still wait for one that has ended as others were started: they may never hear of it else."""
+        for key, wishes in self._wishes.items():
+            parent = self._core.trials.get(key)
+            if parent is not None and parent.state.is_over:
+                if any(self._is_left_behind(parent, wish) for wish in wishes.values()):
+                    return True
+        return False
+
+    def _is_left_behind(self, parent: TrialRecord, wish: _Wish) -> bool:
+        return not isinstance(wish.asked, Checkpoint) and not self._may_answer(parent, wish.asked)
+
     # -- answers -------------------------------------------------------------------------------------------
 
     def forked(self, event: TrialForked) -> None:
@@ -349,6 +362,9 @@ def _require_state(spec: TrialSpec, start: StartState, parent: TrialRecord) -> N
     if parent.state.is_over and not kept:
         reason = f"is {parent.state.value}, and no state of it is kept"
         raise InvalidFieldError("start_from", parent.trial_id, reason)
+    if start.at is None and parent.state.ended and spec.budget <= done and not spec.extends:
+        reason = f"is used up by the {done} iterations of trial {parent.trial_id!r}, from which the trial starts"
+        raise InvalidFieldError("budget", spec.budget, f"{reason}: give it more")
     if parent.progress.finished_early and start.at is not None and start.at > done:
         raise InvalidFieldError(
             "at", start.at, f"trial {parent.trial_id!r} has ended by itself after {done} iterations"
@@ -357,7 +373,7 @@ def _require_state(spec: TrialSpec, start: StartState, parent: TrialRecord) -> N
 
 def _require_fits(spec: TrialSpec, start: StartState, parent: TrialSpec, budget: int) -> None:
     if not parent.can_save:
-        reason = "cannot be saved, so that no other trial can start from its state: docs/trainables.md says what can"
+        reason = "cannot be saved, so that no other trial can start from its state: docs/running.md says what can"
         raise InvalidFieldError("start_from", parent.trial_id, reason)
     if start.at is not None and start.at > budget and not start.is_shared:
         reason = f"is beyond the budget of trial {parent.trial_id!r}, {budget} iterations: extend that first"
