@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from fluid.engine.commands import Fork, ForkSaved
+from fluid.engine.commands import Fork, ForkSaved, StartTrial
 from fluid.engine.core import Claims, SessionState
 from fluid.engine.events import (
     Checkpoint,
@@ -80,9 +80,8 @@ class Forks(Policy):
                 if parent is not None:
                     _require_state(spec, spec.start, parent)
                 elif spec.start.parent not in known:
-                    reason = (
-                        "is no trial of this session" if spec.start.parent not in self._core.forgotten else "is over"
-                    )
+                    is_forgotten = spec.start.parent in self._core.forgotten
+                    reason = "was forgotten, with its state" if is_forgotten else "is no trial of this session"
                     raise InvalidFieldError("start_from", spec.start.parent, reason)
                 else:
                     _require_fits(spec, spec.start, known[spec.start.parent], known[spec.start.parent].budget)
@@ -99,8 +98,13 @@ class Forks(Policy):
         return f"waits for the state of {start.parent!r}{after}" if start.parent else "waits for its start state"
 
     def forgotten(self, trial: TrialRecord) -> None:
-        """Waits for nothing any more."""
+        """Waits for nothing any more; those that have just asked for its state get it, if it is saved."""
         self._drop(trial)
+        for child_id, wish in self._wishes.get(trial.trial_id, {}).items():
+            child = self._core.trials.get(child_id)
+            if child is not None and child.awaits and child.spec.start is not None:
+                if (saved := _saved_state(trial, child.spec.start)) is not None:
+                    self._copy(child, wish, saved)
 
     def _device_lost(self, event: DeviceLost) -> None:
         """A state may have been lost with its host: a queued trial that was to start from it waits for it again."""
@@ -126,6 +130,13 @@ class Forks(Policy):
 
     def at_end(self) -> None:
         """Asks the lanes of parents that were just told to start or to go on, before they have run an iteration."""
+        for command in self._core.commands if self._wishes else ():
+            wishes = self._wishes.get(getattr(command, "trial_id", ""), {})
+            if isinstance(command, StartTrial):  # Perhaps in a lane that it has left, and that was told before.
+                for wish in wishes.values():
+                    wish.asked = None if isinstance(wish.asked, int) else wish.asked
+            elif isinstance(command, Fork) and command.child in wishes:
+                wishes[command.child].asked = command.lane_ids[0]
         for key, wishes in self._wishes.items():
             parent = self._core.trials.get(key)
             lane = None if parent is None else _lane_of(parent)
@@ -149,10 +160,10 @@ class Forks(Policy):
             # All its iterations are those of its parent, but for what a call makes of its state.
             if trial.calls or trial.restored_for_call:
                 self._fail(trial, "a method of it was called")
+        elif isinstance(wish.asked, Checkpoint) or self._may_answer(start.parent, wish.asked):
+            return  # The answer is on its way.
         elif parent is None:
             self._fail(trial, f"{start.parent!r}, from which it was to start, was forgotten")
-        elif isinstance(wish.asked, Checkpoint) or self._may_answer(parent, wish.asked):
-            return  # The answer is on its way.
         elif (lane := _lane_of(parent)) is not None and not _is_beyond(parent, start, wish):
             if wish.asked != lane:
                 self._ask_lane(trial, wish, parent, lane)
@@ -161,12 +172,14 @@ class Forks(Policy):
         else:
             self._await(trial, wish, parent, start)
 
-    def _may_answer(self, parent: TrialRecord, lane_id: int | None) -> bool:
+    def _may_answer(self, parent_id: str, lane_id: int | None) -> bool:
         """Whether a lane that was told to save a state is still to tell of it, as the trial is about to leave it."""
         lane = None if lane_id is None else self._core.lanes.get(lane_id)
-        leaving = () if lane is None else (*lane.draining, *lane.dismissed)
-        saving = parent.residence.saving and parent.residence.lane == lane_id
-        return parent.trial_id in leaving or saving
+        if lane is None:
+            return False
+        parent = self._core.trials.get(parent_id)
+        saving = parent is not None and parent.residence.saving and parent.residence.lane == lane_id
+        return saving or parent_id in lane.draining or parent_id in lane.dismissed
 
     def _ask_lane(self, trial: TrialRecord, wish: _Wish, parent: TrialRecord, lane: int) -> None:
         assert trial.spec.start is not None
@@ -211,7 +224,7 @@ class Forks(Policy):
         return False
 
     def _is_left_behind(self, parent: TrialRecord, wish: _Wish) -> bool:
-        return not isinstance(wish.asked, Checkpoint) and not self._may_answer(parent, wish.asked)
+        return not isinstance(wish.asked, Checkpoint) and not self._may_answer(parent.trial_id, wish.asked)
 
     # -- answers -------------------------------------------------------------------------------------------
 
