@@ -87,6 +87,13 @@ def test_the_newest_state_of_a_trial_without_an_iteration_is_that_of_its_first_o
     assert none(hand.started("a"), Fork)
 
 
+def test_the_newest_state_of_a_trial_that_repeats_lost_iterations_is_the_last_that_it_has_reported() -> None:
+    hand = running(devices=1)
+    hand.lose(hand.lane("a"))
+    asked = [*hand.fork("b"), *hand.ready(hand.trial("a").placement.lanes[0]), *hand.started("a")]
+    assert only(asked, Fork).at == 2
+
+
 def test_a_lane_is_told_of_forks_together_with_what_starts_their_parent() -> None:
     hand = Forking(0)
     fork = TrialSpec("b", 6, start=StartState("a", 1))

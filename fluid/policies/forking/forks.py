@@ -184,8 +184,8 @@ class Forks(Policy):
     def _ask_lane(self, trial: TrialRecord, wish: _Wish, parent: TrialRecord, lane: int) -> None:
         assert trial.spec.start is not None
         at, done = trial.spec.start.at, parent.progress.done
-        if at is None and (not parent.state.holds_devices or done == 0):
-            at = max(1, done)  # There is no state of no iterations.
+        if at is None and (not parent.state.holds_devices or done < _newest(parent)):
+            at = _newest(parent)
         if at is not None and at > done and parent.state.ended:
             self._fail(trial, f"{parent.trial_id!r} has ended after {done} iterations, before the {at} wanted")
         elif parent.state.holds_devices or at == done:
@@ -356,7 +356,13 @@ def _saved_state(parent: TrialRecord, start: StartState) -> Checkpoint | None:
 
 def _is_newest(parent: TrialRecord) -> bool:
     """Whether the newest checkpoint has all that a trial has done."""
-    return parent.residence.restart_at == parent.progress.done > 0
+    return parent.residence.restart_at == parent.progress.done >= _newest(parent)
+
+
+def _newest(parent: TrialRecord) -> int:
+    """Iterations of a trial's newest state: also while it repeats some that were lost. There is no state of none."""
+    progress = parent.progress
+    return max(1, progress.done, min(progress.reported, progress.budget))
 
 
 def _require_state(spec: TrialSpec, start: StartState, parent: TrialRecord) -> None:
