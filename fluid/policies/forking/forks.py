@@ -7,7 +7,7 @@ So the trial that starts needs its parent no more, whatever becomes of that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -102,9 +102,10 @@ class Forks(Policy):
         self._drop(trial)
         for child_id, wish in self._wishes.get(trial.trial_id, {}).items():
             child = self._core.trials.get(child_id)
-            if child is not None and child.awaits and child.spec.start is not None:
-                if (saved := _saved_state(trial, child.spec.start)) is not None:
-                    self._copy(child, wish, saved)
+            start = None if child is None or not child.awaits else child.spec.start
+            saved = None if start is None else _saved_state(trial, start)
+            if child is not None and saved is not None:
+                self._copy(child, wish, saved)
 
     def _device_lost(self, event: DeviceLost) -> None:
         """A state may have been lost with its host: a queued trial that was to start from it waits for it again."""
@@ -216,15 +217,14 @@ class Forks(Policy):
     @property
     def wants_tick(self) -> bool:
         """Soon, if trials still wait for one that has ended as others were started: they may never hear of it else."""
-        for key, wishes in self._wishes.items():
-            parent = self._core.trials.get(key)
-            if parent is not None and parent.state.is_over:
-                if any(self._is_left_behind(parent, wish) for wish in wishes.values()):
-                    return True
-        return False
+        return any(self._is_left_behind(key, wishes.values()) for key, wishes in self._wishes.items())
 
-    def _is_left_behind(self, parent: TrialRecord, wish: _Wish) -> bool:
-        return not isinstance(wish.asked, Checkpoint) and not self._may_answer(parent.trial_id, wish.asked)
+    def _is_left_behind(self, parent_id: str, wishes: Iterable[_Wish]) -> bool:
+        parent = self._core.trials.get(parent_id)
+        if parent is None or not parent.state.is_over:
+            return False
+        asked = (wish.asked for wish in wishes if not isinstance(wish.asked, Checkpoint))
+        return any(not self._may_answer(parent_id, lane_id) for lane_id in asked)
 
     # -- answers -------------------------------------------------------------------------------------------
 
