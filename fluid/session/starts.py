@@ -35,7 +35,8 @@ def start_state(trial: Trial, run_dir: Path) -> StartState | None:
     if start.path:
         name = start.parent or trial_of_folder(trial_folder_name(start.path)) or trial_folder_name(start.path)
         assert start.at is not None
-        return StartState(name, start.at, Checkpoint(start.at, start.path, host_of(start.path)))
+        checkpoint = Checkpoint(start.at, start.path, host_of(start.path))
+        return StartState(name, start.at, checkpoint, is_shared=start.is_shared)
     if start.at is not None and not start.is_shared:
         for found in reversed(kept_checkpoints(run_dir, start.parent)):
             folder = found.path.parent
