@@ -194,7 +194,7 @@ class SweepTrials:
             self.handle.add(*trials)
 
     def extend(self, trial: SweepTrial, budget: int, follow_up_iterations: int, *, later: bool = False) -> None:
-        """Lets a trial that waits go on up to a budget; if it is to do so ``later``, the iterations are granted then."""
+        """Lets a trial that waits go on up to a budget; ``later`` if the iterations are granted by another call."""
         trial.budget, trial.is_open = budget, True
         self.open += 1
         past = self._past.get(trial.trial_id)
