@@ -45,6 +45,7 @@ from fluid.session.listeners import SweepInterrupted, TrialListener, require_lis
 from fluid.session.notice import NOTICE
 from fluid.session.options import flattened
 from fluid.session.output import Output
+from fluid.session.reuse import reuse_of
 from fluid.sizing.goals import Goals
 from fluid.sweeping.algorithms import (
     ALGORITHMS,
@@ -116,6 +117,7 @@ def run(
     resume: bool = False,
     code: str = "begun",
     retry_failed: bool = False,
+    reuse: bool | str = False,
     callbacks: Sequence[TrialListener] = (),
     loggers: Sequence[TrialListener] = (),
     metrics_port: int | str | None = None,
@@ -216,6 +218,9 @@ def run(
             that of the first one is refused, but with ``"new"`` runs its own, which the results note.
         retry_failed: whether trials that failed in an earlier session are tried again, from their last checkpoint if
             they have one; ``False`` by default. It needs ``resume``.
+        reuse: whether trials start from states that earlier runs in the same folder have of the same code, config,
+            seed and data, and iterations that are known are not run again; ``False`` by default. A text names the data,
+            which Fluid does not look at. The seeds then follow from ``seed`` and the config (``docs/forks.md``).
         callbacks: listeners of the trials, which are called besides, not of what an earlier session reported; their
             rules are those of :class:`fluid.TrialListener`.
         loggers: loggers of the new executor, see :class:`fluid.FluidExecutor`; none by default.
@@ -268,6 +273,8 @@ def run(
         raise InvalidFieldError("join", True, reason)
     if joins and resume:
         raise InvalidFieldError("resume", True, "cannot be with join=True, which goes on with what is there by itself")
+    if joins and reuse:
+        raise InvalidFieldError("reuse", reuse, "cannot be with join=True: the drivers would find other states")
     if joins and starts:
         raise InvalidFieldError("points", "a trial", "cannot start from its state with join=True: give its config")
     if joins and seed is None:
@@ -340,6 +347,7 @@ def run(
         space=known_space,
         points=configs,
         starts=starts,
+        reuse=reuse_of(reuse, seed_in_force(seed)),
         takes_other_code=code == "new",
     )
     if earlier is not None:

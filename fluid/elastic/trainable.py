@@ -236,6 +236,10 @@ class ElasticTrainable:
         copied = self._elastic_copies.take(self.elastic_state())
         return None if copied is None else lambda folder: _write(copied.state, folder)
 
+    def fluid_reads_checkpoint(self) -> bool:
+        """Whether Fluid's own code reads the checkpoint, and none of the class, which might write to its folder."""
+        return type(self).load_checkpoint is ElasticTrainable.load_checkpoint
+
     def load_checkpoint(self, checkpoint: str) -> None:
         """Reads what :meth:`save_checkpoint` wrote into a folder."""
         file = os.path.join(checkpoint, STATE_FILE)

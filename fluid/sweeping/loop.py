@@ -440,7 +440,7 @@ class SweepLoop(TrialListener):
                     self._grant(trial)
 
     def _grant(self, trial: SweepTrial) -> None:
-        """Grants a trial that was to go on later its iterations; without any, it would not tell that it has ended."""
+        """Grants a trial the iterations to its budget, if it was to go on later; before its end, too."""
         if trial.is_open and trial.stop is None and trial.budget > trial.granted:
             self.trials.grant(trial, self.plan.budget - trial.budget)
 

@@ -24,6 +24,7 @@ from fluid.search.stop_rules import StopRules
 from fluid.search.suggestion import Suggestion
 from fluid.search_shape import SearchShape
 from fluid.session.listeners import TrialFailedError, TrialListener
+from fluid.session.reuse import Reuse
 from fluid.session.specs import terms_of
 from fluid.trial_fields import StartFrom, start_from_of
 from fluid.trialgroup import Search, TrialGroup, TrialState
@@ -86,6 +87,7 @@ class SweepPlan:
         space: what the configs are drawn from; ``None`` where a searcher of the user's suggests them.
         points: configs that are tried first.
         starts: the states from which trials of points start, by the trial's number.
+        reuse: finds states of earlier runs; ``None`` if all is to be computed.
         takes_other_code: whether a driver may run other code than the first one of a shared folder.
     """
 
@@ -115,6 +117,7 @@ class SweepPlan:
     space: Space | ConditionalSpace | None = None
     points: Sequence[Mapping[str, Any]] = ()
     starts: Mapping[int, StartFrom] = field(default_factory=dict)
+    reuse: Reuse | None = None
     takes_other_code: bool = False
 
     @property

@@ -63,7 +63,7 @@ class SweepTrials:
         #: When all that are to rest had left their devices; ``None`` before.
         self._rested_at: float | None = None
         #: The trainable as it is at the start of the sweep, whose trials are submitted in steps.
-        self._submission = Submission(plan.seed)
+        self._submission = Submission(plan.seed, plan.reuse)
         #: While an earlier session's events are taken: what the trials are to be stopped with, by id.
         self._replayed: dict[str, str | Failure] | None = None
         #: Meanwhile: the rung that each trial came to last, and its score.
@@ -194,7 +194,7 @@ class SweepTrials:
             self.handle.add(*trials)
 
     def extend(self, trial: SweepTrial, budget: int, follow_up_iterations: int, *, later: bool = False) -> None:
-        """Lets a trial that waits go on up to a budget; ``later`` if the iterations are granted by another call."""
+        """Lets a trial that waits go on up to a budget; if it is to do so ``later``, it gets the iterations then."""
         trial.budget, trial.is_open = budget, True
         self.open += 1
         past = self._past.get(trial.trial_id)

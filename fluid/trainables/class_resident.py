@@ -37,6 +37,12 @@ class ClassResident:
         self.trainable: Any = None
         self._config: dict[str, Any] = {}
 
+    @property
+    def hands_out_folder(self) -> bool:
+        """Whether code of the user's is given the folder from which it is restored: not by classes of Fluid's own."""
+        reads = getattr(self.trainable, "fluid_reads_checkpoint", None)
+        return reads is None or not reads()
+
     def setup(self, config: dict[str, Any]) -> None:
         self._config = config
         try:

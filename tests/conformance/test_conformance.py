@@ -22,7 +22,15 @@ import fluid
 from fluid.backends.base import Backend
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import ReportEnd, StartTrial
-from fluid.engine.events import Event, GroupSubmitted, LaneReady, TrialPaused, TrialReleased, TrialSaved
+from fluid.engine.events import (
+    Event,
+    GroupSubmitted,
+    LaneReady,
+    TrialForked,
+    TrialPaused,
+    TrialReleased,
+    TrialSaved,
+)
 from fluid.lane.checkpoints.seal import damage_of
 from fluid.resources import Device
 from fluid.testing.backends import BackendConformance
@@ -305,7 +313,7 @@ class Mute(SimulatedBackend):
         return [event for event in super().poll(timeout) if not isinstance(event, self._kind)]
 
 
-@pytest.mark.parametrize("kind", [LaneReady, TrialPaused, TrialSaved, TrialReleased])
+@pytest.mark.parametrize("kind", [LaneReady, TrialForked, TrialPaused, TrialSaved, TrialReleased])
 def test_the_suite_finds_a_backend_that_does_not_answer(kind: type[Event]) -> None:
     class Suite(BackendConformance):
         runs_code = False

@@ -24,6 +24,7 @@ from fluid.engine.events import (
 )
 from fluid.fused import SGD, Adam, Dropout, FusedTrainable, TensorData
 from fluid.fused.optimizers import OptimizerSpec
+from fluid.lane.checkpoints.seal import is_shared
 from fluid.lane.protocol import ShipTrainable
 from fluid.resources import MemoryNeed
 from fluid.trainables.pickling import dump_arguments, dump_config, dump_trainable
@@ -132,14 +133,17 @@ def test_trials_of_one_key_train_together_as_each_would_alone(lane: Any, count: 
 def test_rows_are_forked_between_two_steps_and_train_on(lane: Any) -> None:
     trials = {"a": config(0), "b": config(1)}
     start(lane, trials, 0)
-    lane.send(*(to.fork(name, f"{name} fork", at=3) for name in trials), *(to.run(name, 5) for name in trials))
+    forks = [to.fork(name, f"{name} {which}", at=3) for name in trials for which in ("fork", "twin")]
+    lane.send(*forks, *(to.run(name, 5) for name in trials))
     done = iterated(lane, trials, 5)
     for name, values in trials.items():
         forked = lane.receive(TrialForked, f"{name} fork")
+        assert lane.receive(TrialForked, f"{name} twin").checkpoint.iteration == 3
         assert forked.checkpoint.iteration == 3 and {one.rows for one in done[name]} == {2}
         assert is_near(done[name][-1].metrics, alone(Net, values, 5)[-1])
         lane.send(to.set_up(f"{name} fork", 0, dump_config(values), 1, forked.checkpoint))
         assert is_near(lane.receive(IterationDone, f"{name} fork").metrics, alone(Net, values, 4)[-1])
+        assert is_shared(forked.checkpoint.path), "Fluid's own code has read it, and can be trusted"
 
 
 def test_trials_join_and_leave_between_two_steps(lane: Any) -> None:

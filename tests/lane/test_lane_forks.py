@@ -87,6 +87,23 @@ def counting(config: dict[str, Any], state: Any) -> Iterator[tuple[dict[str, Any
         yield {"count": state["count"]}, state
 
 
+class Returns:
+    """Counts; returns its state, and leaves its folder empty."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.count = 0
+
+    def step(self) -> dict[str, Any]:
+        self.count += 1
+        return {"count": self.count}
+
+    def save_checkpoint(self, folder: str) -> Any:
+        return {"count": self.count}
+
+    def load_checkpoint(self, state: Any) -> None:
+        self.count = state["count"]
+
+
 def stateless(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     while True:
         yield {"loss": 1.0}
@@ -153,15 +170,18 @@ def test_forks_of_one_state_take_one_save_and_go_on_as_the_parent_does(
     assert damage_of(place(answers[0]).path) is not None and damage_of(saved.path) is None, "b spoiled its own only"
 
 
-def test_a_state_that_only_fluid_reads_stays_in_common(make_lane: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("trainable", [counting, Returns])
+def test_a_state_that_only_fluid_reads_stays_in_common(
+    make_lane: Callable[..., Any], tmp_path: Path, trainable: Any
+) -> None:
     lane = make_lane(0)
-    lane.start("a", counting, {}, 2)
+    lane.start("a", trainable, {}, 2)
     done(lane, 2)
     lane.send(to.fork("a", "b"), to.fork("a", "c"))
     first, second = forked(lane), forked(lane)
     assert is_shared(place(first).path) and place(first).in_memory
     used = StoreLedger(str(tmp_path / "memory")).read().used
-    lane.start("b", counting, {}, 1, place(first))
+    lane.start("b", trainable, {}, 1, place(first))
     assert done(lane, 1)[0].metrics["count"] == 3
     assert is_shared(place(second).path) and StoreLedger(str(tmp_path / "memory")).read().used == used
 

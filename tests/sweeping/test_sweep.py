@@ -383,7 +383,7 @@ def test_further_fields_of_trials(executor: FluidExecutor) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"algorithm": "bohb"}, "algorithm='bohb': must be one of"),
+        ({"algorithm": "hypermapper"}, "algorithm='hypermapper': must be one of"),
         ({"metric": ()}, "metric="),
         ({"metric": None, "mode": None}, "metric=None"),
         ({"mode": "least"}, "mode='least'"),

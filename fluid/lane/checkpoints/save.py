@@ -18,6 +18,7 @@ from fluid.engine.events import Checkpoint, Restoring, TrialForked, TrialNotKept
 from fluid.errors import FluidError
 from fluid.keeping import FACTS, QUOTA_USED_UP, Kept
 from fluid.lane.checkpoints.behind import WritesBehind
+from fluid.lane.checkpoints.files import entries_of
 from fluid.lane.checkpoints.restore import CheckpointLocator, restore_best
 from fluid.lane.checkpoints.seal import LANE_STATE, is_of_the_process, sealed_bytes
 from fluid.lane.checkpoints.store import CheckpointStore, Stored, set_own_store
@@ -26,9 +27,9 @@ from fluid.lane.device.device import MemoryMeter
 from fluid.lane.errors import causes, is_for_want_of_space, is_out_of_memory, one_line, print_exception
 from fluid.lane.output import LaneStreams
 from fluid.lane.protocol import KeepBar, LaneOptions
-from fluid.lane.resident import ResidentTrial, is_not_savable
+from fluid.lane.resident import ResidentTrial
 from fluid.random_state import read_random_state, restore_random_state, write_random_state
-from fluid.trainables.resident import NotSavableError
+from fluid.trainables.resident import STATE_FOLDER, NotSavableError
 
 #: What a save that failed counts for at least, seconds.
 _FAILED_SAVE_S = 0.05
@@ -145,6 +146,7 @@ class ResidentCheckpoints:
 
         Errors end no trial: the answers tell them. If there is a new checkpoint of the trial itself, that is told, too.
         """
+        self._enter(resident)
         told: list[TrialSaved | TrialForked] = []
         try:
             at = resident.iteration - _behind(resident)
@@ -185,7 +187,8 @@ class ResidentCheckpoints:
         if isinstance(problem, BaseException):
             print_exception()
             # A function without a state raises the general one.
-            cannot = is_not_savable(problem) or isinstance(problem, FluidError)
+            lacks_room = is_for_want_of_space(problem) or is_out_of_memory(problem)
+            cannot = isinstance(problem, FluidError) and not lacks_room
             problem = one_line(problem)
         return TrialForked(
             self._clock.now(),
@@ -411,8 +414,8 @@ class ResidentCheckpoints:
         def load(folder: str) -> None:
             nonlocal is_unsharing
             assert resident.body is not None
-            if getattr(resident.body, "hands_out_folder", True):  # Its code may write to the files.
-                is_unsharing = True
+            if getattr(resident.body, "hands_out_folder", True) and entries_of(os.path.join(folder, STATE_FOLDER)):
+                is_unsharing = True  # Its code may write to the files.
                 folder = self._store.own(resident.trial_id, folder)
                 is_unsharing = False
             resident.body.restore(folder)

@@ -128,11 +128,11 @@ class Forks(Policy):
         start = trial.spec.start
         assert start is not None
         if start.checkpoint is not None:
-            self._copy(trial, wish, start.checkpoint)
+            if not start.is_shared or trial.progress.budget >= (start.at or 0):  # Else it is done before it.
+                self._copy(trial, wish, start.checkpoint)
         elif start.is_shared and start.at is not None and trial.progress.budget <= start.at:
-            if (
-                trial.calls or trial.restored_for_call
-            ):  # All its iterations are those of its parent, but for what a call makes of its state.
+            # All its iterations are those of its parent, but for what a call makes of its state.
+            if trial.calls or trial.restored_for_call:
                 self._fail(trial, "a method of it was called")
         elif parent is None:
             self._fail(trial, f"{start.parent!r}, from which it was to start, was forgotten")
@@ -177,6 +177,8 @@ class Forks(Policy):
             self._fail(trial, f"{name!r} is beyond iteration {start.at}, and no state of that is kept")
         elif parent.state.is_over:
             self._fail(trial, f"{name!r} is {parent.state.value} after {done} iterations, and the state is not kept")
+        elif parent.awaits and parent.spec.start is not None and parent.spec.start.checkpoint is not None:
+            return  # It is done as it begins, and its state comes from another session's run.
         elif parent.state is TrialState.DONE and not (parent.residence.saving or parent.residence.lane is not None):
             if start.at is not None and start.at > done:
                 self._fail(trial, f"{name!r} has ended after {done} iterations, before the {start.at} wanted")
@@ -196,7 +198,8 @@ class Forks(Policy):
         start = trial.spec.start
         wish = self._wishes.get(start.parent if start.checkpoint is None else "", {}).get(trial.trial_id)
         found = event.checkpoint
-        if found is not None and parent is not None and found.iteration > parent.progress.reported:
+        is_ahead = found is not None and parent is not None and found.iteration > parent.progress.reported
+        if is_ahead and start.checkpoint is None:
             if wish is not None:  # Of a lane that the parent has left, whose last iterations do not count.
                 wish.asked = None
             return
@@ -218,6 +221,9 @@ class Forks(Policy):
         if is_used_up:  # It is done as it begins, and its search may extend it.
             trial.progress.restart(found.iteration)
             core.end(trial, TrialState.DONE, f"done: {start.parent!r} had come to iteration {found.iteration}")
+        elif trial.state is TrialState.PAUSED and start.is_shared and trial.progress.budget <= found.iteration:
+            trial.progress.restart(found.iteration)
+            core.end(trial, TrialState.DONE, f"done after {found.iteration} iterations of {start.parent!r}")
         elif trial.state is TrialState.PAUSED:
             core.enqueue(trial, f"starts from the state of {start.parent!r} after {found.iteration} iterations")
 

@@ -11,7 +11,9 @@ import pytest
 
 from fluid.search import BOHB, choice, make_space, when
 from fluid.search.bohb import BohbSearcher
+from fluid.search.brackets import Brackets
 from fluid.search.domains import FloatRange, IntRange
+from fluid.search.rungs import BracketShape, RungBudget
 from fluid.search.searchers import SearchOutcome
 from fluid.search.suggestion import Suggestion
 
@@ -222,6 +224,34 @@ def test_it_suggests_what_hpbandster_does_with_other_options(
     space: Any, staying: float, options: dict[str, Any]
 ) -> None:
     assert play(space(), options, seed=2, suggestions=65, staying=staying) > 20
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_same_configs_go_on(seed: int) -> None:
+    """Of a bracket in which some crash: the others move up, and where too few are left, all of them go on."""
+    from fluid.integrations.hpbandster.optimizers import Job, quiet
+
+    with quiet():
+        from hpbandster.optimizers.iterations import SuccessiveHalving
+
+    script, shape = np.random.default_rng(seed), BracketShape((1, 3, 9), (9, 3, 1))
+    ours, theirs = (
+        Brackets([shape]),
+        SuccessiveHalving(0, list(shape.sizes), list(shape.rungs), lambda budget: ({}, {})),
+    )
+    under_way = {start.trial: start.budget for start in iter(ours.start, None)}
+    while under_way:
+        runs = {config_id: budget for config_id, _, budget in iter(theirs.get_next_run, None)}
+        assert {config_id[2]: budget for config_id, budget in runs.items()} == under_way
+        promoted = list[RungBudget]()
+        for config_id, budget in runs.items():
+            trial, job = config_id[2], Job(config_id, config={}, budget=budget)
+            job.result = {"loss": float(script.random())} if script.random() > 0.3 else None
+            theirs.register_result(job)
+            decision = ours.reached(trial, job.result["loss"]) if job.result else ours.ended(trial)
+            promoted += decision.promoted
+        under_way = {one.trial: one.budget for one in promoted}
+    assert theirs.get_next_run() is None
 
 
 @pytest.mark.slow
