@@ -77,12 +77,13 @@ class SharedTrials(NamedTuple):
     roots: dict[str, str]
 
 
-def share_prefixes(trials: list[Trial], new_id: Callable[[], str]) -> SharedTrials:
+def share_prefixes(trials: list[Trial], new_id: Callable[[], str], *, replays: bool = False) -> SharedTrials:
     """Makes runs of what trials of one call have in common until their schedules part.
 
     Args:
         trials: the trials.
         new_id: makes ids of runs.
+        replays: whether no code of theirs runs: then a run has the config of its first trial, whose course is known.
     """
     places = [place for place, trial in enumerate(trials) if _may_share(trial)]
     if len(places) < 2:
@@ -116,7 +117,7 @@ def share_prefixes(trials: list[Trial], new_id: Callable[[], str]) -> SharedTria
         roots[names[run.number]] = roots[of_run[0].id]
         runs.append(
             of_run[0].changed(
-                config=dict(run.config),
+                config=of_run[0].config if replays else dict(run.config),
                 budget=min(run.until, max(trial.budget for trial in of_run)),
                 priority=max(trial.priority for trial in of_run),
                 follow_up_iterations=0,
