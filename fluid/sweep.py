@@ -34,7 +34,7 @@ from fluid.search import BOHB, PBT, Searcher, Space, make_sampler, make_space
 from fluid.search.algorithms import make_scheduler, shape_for
 from fluid.search.bohb import BohbSearcher
 from fluid.search.rungs import rungs_of
-from fluid.search.schedulers import RungScheduler
+from fluid.search.schedulers import FullBudget, RungScheduler
 from fluid.search.searchers import SamplerSearcher
 from fluid.search.space import ConditionalSpace
 from fluid.search.stop_rules import StopArgument, StopRules
@@ -315,14 +315,14 @@ def run(
     facts: dict[str, Any] = {"rungs": rungs, "eta": eta, "samples": number, "is_told_once": is_given}
     facts["one_by_one"] = isinstance(options, BOHB) and options.synchronous and len(rungs) > 1
     scheduler: RungScheduler
-    first = rungs[0] if algorithm in HALVING else rungs[-1]
     if isinstance(options, PBT):
         assert number is not None
         scheduler = make_population(options, trainable, known_space, iterations, number, seed_in_force(seed))
         first = scheduler.interval
     else:
         scheduler = make_scheduler(algorithm, **facts)
-    require_budgets_beyond(starts, algorithm, first)
+        first = iterations if isinstance(scheduler, FullBudget) else rungs[0]
+    require_budgets_beyond(starts, algorithm, first, iterations)
     plan = SweepPlan(
         trainable=trainable,
         name=name,
