@@ -158,7 +158,11 @@ class SweepTrials:
         )
         made = self.enter(trial, exploit.follow_up_iterations, parent=parent, at=exploit.at)
         if self._replayed is None:
-            self.submit([made])
+            try:
+                self.submit([made])
+            except InvalidFieldError as error:
+                reason = f"cannot be trained by 'pbt': trial {error.value!r} {error.reason}"
+                raise InvalidFieldError("trainable", self._plan.trainable, reason) from error
         elif (past := self._past.get(made.id)) is not None:
             require_same(made, past)
         else:

@@ -196,6 +196,15 @@ def refused(**options: Any) -> InvalidFieldError:
     return caught.value
 
 
+def test_a_function_that_reports_no_state_is_refused_at_the_first_exploit(executor: FluidExecutor) -> None:
+    def silent(config: dict[str, Any]) -> None:
+        for iteration in range(1, 100):
+            fluid.report({"error": config["rate"] / iteration})
+
+    with pytest.raises(InvalidFieldError, match=r"trainable=.*cannot be trained by 'pbt': .*cannot be saved"):
+        sweep(executor, silent)
+
+
 def test_drivers_do_not_share_a_population(tmp_path: Path) -> None:
     match = r"join=True: cannot be with algorithm='pbt'.*one driver has all"
     with (
