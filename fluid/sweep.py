@@ -274,7 +274,8 @@ def run(
         raise InvalidFieldError("join", True, reason)
     if joins and resume:
         raise InvalidFieldError("resume", True, "cannot be with join=True, which goes on with what is there by itself")
-    if joins and reuse:
+    reused = reuse_of(reuse, seed)
+    if joins and reused is not None:
         raise InvalidFieldError("reuse", reuse, "cannot be with join=True: the drivers would find other states")
     if joins and starts:
         raise InvalidFieldError("points", "a trial", "cannot start from its state with join=True: give its config")
@@ -350,7 +351,7 @@ def run(
         space=known_space,
         points=configs,
         starts=starts,
-        reuse=reuse_of(reuse, seed_in_force(seed)),
+        reuse=reused,
         takes_other_code=code == "new",
     )
     if earlier is not None:
