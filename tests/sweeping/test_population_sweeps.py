@@ -130,7 +130,7 @@ def test_a_member_that_fails_leaves_the_population(executor: FluidExecutor, sync
 def test_a_member_that_is_nan_exploits_another(executor: FluidExecutor) -> None:
     result = sweep(executor, diverging, algorithm=PBT(ready=2, resample=0, perturb=(1.0,)))
     lost = [chain for chain in chains(result).values() if chain[0].config["rate"] > 0.6]
-    assert lost and all(len(chain) == 2 and chain[0].iteration <= 4 for chain in lost)
+    assert lost and all(len(chain) >= 2 and chain[0].iteration <= 4 for chain in lost)
     assert all(not math.isnan(chain[-1].metrics["error"]) for chain in lost)
 
 
