@@ -235,6 +235,11 @@ class Population:
             return RungDecision(forked=(exploit,))
         return RungDecision((self._send(trial, self.standing(trial, trial).iteration + self.interval),))
 
+    def keeps(self, trial: int) -> RungBudget:
+        """What a member runs that was to exploit one that has ended meanwhile: it goes on from its own state."""
+        ready = self.standing(trial, trial).iteration + self.interval
+        return self._send(trial, self._next if self.options.synchronous else ready)
+
     def ended(self, trial: int, *, is_worst: bool = False) -> RungDecision:
         self._members[trial].is_over = True
         return self._decide_together()

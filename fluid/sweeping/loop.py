@@ -425,15 +425,20 @@ class SweepLoop(TrialListener):
         if (decision.promoted or decision.forked) and self.closing.is_closed:
             self._rest(self.closing.reason)
             return
+        further = list(decision.promoted)
         for exploit in decision.forked:  # First: one that is promoted may leave the state that is wanted.
-            loser = self.trials.by_number[exploit.trial]
+            loser, parent = self.trials.by_number[exploit.trial], self.trials.by_number[exploit.parent]
+            if self.trials.is_over(parent):  # Its end is about to be told.
+                assert isinstance(self.plan.scheduler, Population)
+                further.append(self.plan.scheduler.keeps(exploit.trial))
+                continue
             self._let_go(loser, TrialState.STOPPED.value)
-            forked = self.trials.fork(loser, self.trials.by_number[exploit.parent], exploit)
+            forked = self.trials.fork(loser, parent, exploit)
             if exploit.at is not None:
                 self._forking.setdefault(exploit.parent, set()).add(forked.trial_id)
             if self._pace is not None and self._may_decide:
-                self._pace.waits(exploit.trial, self.trials.by_number[exploit.parent].iteration)
-        for promotion in decision.promoted:
+                self._pace.waits(exploit.trial, parent.iteration)
+        for promotion in further:
             promoted, later = self.trials.by_number[promotion.trial], promotion.trial in self._forking
             if self._pace is not None and self._may_decide:
                 later = not self._pace.may_go(promotion.trial, promoted.iteration)

@@ -169,6 +169,12 @@ class SweepTrials:
             self._unsubmitted.append(made)
         return trial
 
+    def is_over(self, trial: SweepTrial) -> bool:
+        """Whether a trial has ended for good, also if its end was not told yet."""
+        if self._replayed is not None or self.handle is None:
+            return False
+        return self.handle.standing().states[trial.trial_id].is_over
+
     def _standing(self, number: int, loser: int) -> Standing:
         """How a member of a population stands, if another one may give up for its state."""
         assert isinstance(self._plan.scheduler, Population)
