@@ -33,6 +33,7 @@ from fluid.results.sweep import SweepResult
 from fluid.search import BOHB, PBT, Searcher, Space, make_sampler, make_space
 from fluid.search.algorithms import make_scheduler, shape_for
 from fluid.search.bohb import BohbSearcher
+from fluid.search.population import make_population
 from fluid.search.rungs import rungs_of
 from fluid.search.schedulers import FullBudget, RungScheduler
 from fluid.search.searchers import SamplerSearcher
@@ -69,7 +70,7 @@ from fluid.sweeping.plan import (
     said_of_earlier,
     with_starts,
 )
-from fluid.sweeping.population import make_population
+from fluid.sweeping.population import require_savable
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
 from fluid.user_calls import hint, user_call
@@ -273,7 +274,8 @@ def run(
         raise InvalidFieldError("join", True, reason)
     if joins and resume:
         raise InvalidFieldError("resume", True, "cannot be with join=True, which goes on with what is there by itself")
-    if joins and reuse:
+    reused = reuse_of(reuse, seed)
+    if joins and reused is not None:
         raise InvalidFieldError("reuse", reuse, "cannot be with join=True: the drivers would find other states")
     if joins and starts:
         raise InvalidFieldError("points", "a trial", "cannot start from its state with join=True: give its config")
@@ -316,7 +318,9 @@ def run(
     scheduler: RungScheduler
     if isinstance(options, PBT):
         assert number is not None
-        scheduler = make_population(options, trainable, known_space, iterations, number, seed_in_force(seed))
+        require_savable(trainable)
+        drawn = seed_in_force(seed)
+        scheduler = make_population(options, known_space, budget=iterations, samples=number, seed=drawn)
         first = scheduler.interval
     else:
         scheduler = make_scheduler(algorithm, **facts)
@@ -347,7 +351,7 @@ def run(
         space=known_space,
         points=configs,
         starts=starts,
-        reuse=reuse_of(reuse, seed_in_force(seed)),
+        reuse=reused,
         takes_other_code=code == "new",
     )
     if earlier is not None:

@@ -639,13 +639,18 @@ class Session:
             require_no_start(trials)
             shared = SharedTrials(trials, {})
         else:
-            shared = share_prefixes(trials, lambda: f"{group.name}-shared-{next(self._shared_runs):05d}")
+            new_id, replays = partial(self._new_run, group.name), self.backend.replays
+            shared = share_prefixes(trials, new_id, replays=replays)
             if submission.reuse is not None:
                 reused = submission.reuse.apply(shared, self.run_dir)
                 shared = reused.shared
         payloads = self._payloads(shared.trials, submission, reused.seeds, shared.roots)
         specs = tuple(self._spec(trial, group.search) for trial in shared.trials)
         return Submitted(payloads, specs, reused)
+
+    def _new_run(self, name: str) -> str:
+        """A new id of a run that trials of a group share."""
+        return f"{name}-shared-{next(self._shared_runs):05d}"
 
     def _content(self, payloads: Mapping[Trial, TrialPayload]) -> GroupContent:
         return NOT_SHARED if self._pump.joint is None else GroupContent.of(payloads)

@@ -48,7 +48,8 @@ def start_state(trial: Trial, run_dir: Path) -> StartState | None:
     if start.path:
         name = start.parent or trial_of_folder(trial_folder_name(start.path)) or trial_folder_name(start.path)
         assert start.at is not None
-        return StartState(name, start.at, Checkpoint(start.at, start.path, host_of(start.path)))
+        checkpoint = Checkpoint(start.at, start.path, host_of(start.path))
+        return StartState(name, start.at, checkpoint, is_shared=start.is_shared)
     if start.at is not None and not start.is_shared:
         for found in reversed(kept_checkpoints(run_dir, start.parent)):
             folder = found.path.parent
@@ -102,12 +103,13 @@ class SharedTrials(NamedTuple):
     roots: dict[str, str]
 
 
-def share_prefixes(trials: list[Trial], new_id: Callable[[], str]) -> SharedTrials:
+def share_prefixes(trials: list[Trial], new_id: Callable[[], str], *, replays: bool = False) -> SharedTrials:
     """Makes runs of what trials of one call have in common until their schedules part.
 
     Args:
         trials: the trials.
         new_id: makes ids of runs.
+        replays: whether no code of theirs runs: then a run has the config of its first trial, whose course is known.
     """
     places = [place for place, trial in enumerate(trials) if _may_share(trial)]
     if len(places) < 2:
@@ -141,7 +143,7 @@ def share_prefixes(trials: list[Trial], new_id: Callable[[], str]) -> SharedTria
         roots[names[run.number]] = roots[of_run[0].id]
         runs.append(
             of_run[0].changed(
-                config=dict(run.config),
+                config=of_run[0].config if replays else dict(run.config),
                 budget=min(run.until, max(trial.budget for trial in of_run)),
                 priority=max(trial.priority for trial in of_run),
                 follow_up_iterations=0,

@@ -314,10 +314,9 @@ def test_a_checkpoint_that_its_trial_has_left_behind_is_looked_for_again() -> No
     assert only(hand.fork("b", budget=9), ForkSaved).checkpoint.iteration == 6
     hand.extend("a")
     hand.start_all()
-    assert hand.states()["a"] == "RUNNING"
     gone = hand.forked("b", 0, problem="FileNotFoundError: the checkpoint of iteration 6 is gone")
     assert only(gone, Fork).lane_ids == (hand.lane("a"),)
-    hand.iterate("a")
+    hand.iterate("a", 7)
     hand.forked("b", 7, lane_id=hand.lane("a"))
     assert hand.trial("b").awaits == "" and hand.trial("b").residence.restart_at == 7
 
