@@ -18,6 +18,7 @@ from fluid.engine.commands import (
     Save,
     StartLane,
     StartTrial,
+    StopTrial,
 )
 from fluid.engine.events import (
     BudgetExtended,
@@ -30,6 +31,7 @@ from fluid.engine.events import (
     ResumeRequested,
     StartState,
     TrialCalled,
+    TrialForgotten,
     TrialForked,
     TrialHistory,
     TrialsAdded,
@@ -103,6 +105,16 @@ def test_the_newest_state_of_a_trial_that_repeats_lost_iterations_is_the_last_th
     hand.lose(hand.lane("a"))
     asked = [*hand.fork("b"), *hand.ready(hand.trial("a").placement.lanes[0]), *hand.started("a")]
     assert only(asked, Fork).at == 2
+
+
+def test_a_trial_that_is_forgotten_gives_what_was_just_asked_of_it() -> None:
+    hand = running()
+    hand.iterate("a", 4)
+    lane = hand.trial("a").residence.lane
+    fork = TrialSpec("b", 9, start=StartState("a"))
+    commands = hand.do(TrialsAdded(hand.now, "group of a", (fork,)), TrialForgotten(hand.now, "a"))
+    assert commands.index(only(commands, Fork)) < commands.index(only(commands, StopTrial))
+    assert only(hand.forked("b", 6, lane_id=lane), StartTrial).iterations == 3
 
 
 def test_a_lane_is_told_of_forks_together_with_what_starts_their_parent() -> None:
@@ -316,7 +328,7 @@ def test_a_checkpoint_that_its_trial_has_left_behind_is_looked_for_again() -> No
     hand.start_all()
     gone = hand.forked("b", 0, problem="FileNotFoundError: the checkpoint of iteration 6 is gone")
     assert only(gone, Fork).lane_ids == (hand.lane("a"),)
-    hand.iterate("a", 7)
+    hand.iterate("a")
     hand.forked("b", 7, lane_id=hand.lane("a"))
     assert hand.trial("b").awaits == "" and hand.trial("b").residence.restart_at == 7
 

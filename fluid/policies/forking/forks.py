@@ -98,13 +98,16 @@ class Forks(Policy):
         return f"waits for the state of {start.parent!r}{after}" if start.parent else "waits for its start state"
 
     def forgotten(self, trial: TrialRecord) -> None:
-        """Waits for nothing any more; those that have just asked for its state get it, if it is saved."""
+        """Waits for nothing any more; those that have just asked for its state get what there is of it."""
         self._drop(trial)
         for child_id, wish in self._wishes.get(trial.trial_id, {}).items():
             child = self._core.trials.get(child_id)
             start = None if child is None or not child.awaits else child.spec.start
-            saved = None if start is None else _saved_state(trial, start)
-            if child is not None and saved is not None:
+            if child is None or start is None or wish.asked is not None:
+                continue
+            if (lane := _lane_of(trial)) is not None and start.at in (None, trial.progress.done):
+                self._ask_lane(child, wish, trial, lane)
+            elif (saved := _saved_state(trial, start)) is not None:
                 self._copy(child, wish, saved)
 
     def _device_lost(self, event: DeviceLost) -> None:
