@@ -161,6 +161,29 @@ def test_the_newest_state_of_a_parent_whose_process_died_is_the_last_that_it_had
     ]
 
 
+def test_a_trial_that_shares_a_run_can_be_forked_within_that(executor: FluidExecutor) -> None:
+    def scheduled(config: dict[str, Any], state: Any = None) -> Iterator[Any]:
+        steps, at = state or (0, 0.0)
+        while True:
+            time.sleep(0.02)
+            steps, at = steps + 1, at + config["rate"].at(steps)
+            yield {"at": at}, (steps, at)
+
+    rates = [fluid.search.schedule({0: 0.1, 5: later}) for later in (0.2, 0.3)]
+    handle = submit(
+        executor,
+        *[
+            Trial(scheduled, {"rate": rate}, budget=7, trial_id=rate_id)
+            for rate_id, rate in zip("ab", rates, strict=True)
+        ],
+    )
+    await_iteration(handle, "a", 1)
+    forks = {handle.fork("a", at=3): 3, handle.fork("a", at=6): 6}
+    found = of(handle)
+    assert all(found[name] == found["a"][at:] for name, at in forks.items())
+    assert {trial.start.parent for trial in handle.trials if trial.trial_id in forks and trial.start} == {"a"}
+
+
 def test_what_cannot_go_on_is_refused_at_the_call(executor: FluidExecutor) -> None:
     handle = submit(executor, Trial(walk, {"rate": 1.0}, budget=3, trial_id="a"))
     assert handle.wait(30)

@@ -89,13 +89,28 @@ class Forks(Policy):
 
     def waits_for(self, trial: TrialRecord) -> str:
         """One that starts from a state waits for it, also if it was lost again."""
-        start, residence = trial.spec.start, trial.residence
-        if start is None or residence.lane is not None or residence.checkpoint is not None:
+        residence = trial.residence
+        if trial.spec.start is None or residence.lane is not None or residence.checkpoint is not None:
             return ""
+        start = self._of_shared_run(trial.spec.start)
+        if start is not trial.spec.start:
+            trial.spec = structs.replace(trial.spec, start=start)
         key = start.parent if start.checkpoint is None else ""
         self._wishes.setdefault(key, {}).setdefault(trial.trial_id, _Wish())
         after = "" if start.at is None else f" after {start.at} iterations"
         return f"waits for the state of {start.parent!r}{after}" if start.parent else "waits for its start state"
+
+    def _of_shared_run(self, start: StartState) -> StartState:
+        """The same state as one of the run that its trial shares with others, if that has it or comes to it."""
+        while not start.is_shared and start.checkpoint is None:
+            parent = self._core.trials.get(start.parent)
+            run = None if parent is None or not parent.awaits else parent.spec.start
+            if run is None or not run.is_shared or run.checkpoint is not None or run.at is None:
+                break
+            if start.at is not None and start.at >= run.at:
+                break
+            start = structs.replace(start, parent=run.parent)
+        return start
 
     def forgotten(self, trial: TrialRecord) -> None:
         """Waits for nothing any more; those that have just asked for its state get what there is of it."""
