@@ -38,6 +38,7 @@ from fluid.engine.events import (
     TrialSpec,
 )
 from fluid.errors import InvalidFieldError
+from fluid.testing.random_sessions import random_session
 
 
 class Forking(Hand):
@@ -353,3 +354,9 @@ def test_a_checkpoint_that_is_nowhere_else_fails_the_fork() -> None:
     hand.fork("b", budget=9)
     hand.forked("b", 0, problem="FileNotFoundError: the checkpoint of iteration 6 is gone")
     assert hand.end("b") == "FAILED"
+
+
+@pytest.mark.parametrize("seed", [2007, 2173, 2206, 2340, 2389, 2914, 2994, 3009, 4534])
+def test_random_sessions_with_forks(seed: int) -> None:
+    """Each has found a fault, as a device that nobody got as a fork's state was lost when it was to start."""
+    random_session(seed, 250, forks=True)
