@@ -35,7 +35,7 @@ from fluid.search.algorithms import make_scheduler, shape_for
 from fluid.search.bohb import BohbSearcher
 from fluid.search.population import make_population
 from fluid.search.rungs import rungs_of
-from fluid.search.schedulers import RungScheduler
+from fluid.search.schedulers import FullBudget, RungScheduler
 from fluid.search.searchers import SamplerSearcher
 from fluid.search.space import ConditionalSpace
 from fluid.search.stop_rules import StopArgument, StopRules
@@ -316,7 +316,6 @@ def run(
     facts: dict[str, Any] = {"rungs": rungs, "eta": eta, "samples": number, "is_told_once": is_given}
     facts["one_by_one"] = isinstance(options, BOHB) and options.synchronous and len(rungs) > 1
     scheduler: RungScheduler
-    first = rungs[0] if algorithm in HALVING else rungs[-1]
     if isinstance(options, PBT):
         assert number is not None
         require_savable(trainable)
@@ -325,7 +324,8 @@ def run(
         first = scheduler.interval
     else:
         scheduler = make_scheduler(algorithm, **facts)
-    require_budgets_beyond(starts, algorithm, first)
+        first = iterations if isinstance(scheduler, FullBudget) else rungs[0]
+    require_budgets_beyond(starts, algorithm, first, iterations)
     plan = SweepPlan(
         trainable=trainable,
         name=name,

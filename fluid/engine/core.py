@@ -595,8 +595,8 @@ class SessionState:
             why: it goes on.
         """
         residence = trial.residence
-        if residence.lane is not None or residence.restart_at >= trial.progress.reported:
-            return
+        if residence.lane is not None or residence.restart_at >= trial.progress.reported or trial.awaits:
+            return  # One that awaits a state has had none: what it has done was another trial's work.
         cannot = ", and it cannot be saved: follow_up_iterations= keeps it in its process"
         report = ReportSetBack(
             trial.trial_id,

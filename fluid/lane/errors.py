@@ -7,7 +7,9 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
 from fluid.engine.events import Failure
 from fluid.errors import Infeasible, WrongCallError
@@ -52,6 +54,17 @@ def asked_beyond(run: str) -> str | None:
     module = sys.modules.get("fluid.search.prefix_end")
     asked: str | None = None if module is None else module.asked_beyond(run)
     return asked
+
+
+def enter_trial(trial_id: str, schedules: Mapping[tuple[Any, ...], Any]) -> None:
+    """Has what shared runs ask for count from here on, and states of them have the schedules of the trial.
+
+    Args:
+        trial_id: the trial whose code is about to run.
+        schedules: those of its config.
+    """
+    if (module := sys.modules.get("fluid.search.prefix_end")) is not None:
+        module.enter_trial(trial_id, schedules)
 
 
 def describe(error: BaseException, iteration: int | None = None) -> Failure:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from fluid.engine.commands import Fork
 from fluid.engine.events import Restoring, SavabilityChanged, TrialNotKept, TrialSaved
@@ -56,6 +57,7 @@ class ResidentTrial:
         fusion_key: digest of its fusion key after its set-up; ``None`` if it cannot be fused.
         rows: trials that took its last step together, this one included; 0 before the first.
         forks: what is to start from a state of it, and does not yet.
+        schedules: those of its config, by the keys that lead to them.
     """
 
     trial_id: str
@@ -91,6 +93,7 @@ class ResidentTrial:
     fusion_key: str | None = None
     rows: int = 0
     forks: list[Fork] = field(default_factory=list)
+    schedules: Mapping[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def record_iteration(self, seconds: float, rows: int = 1) -> None:
         """Updates pace and service after an iteration that took so many seconds, of so many trials at once."""

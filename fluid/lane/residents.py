@@ -24,7 +24,7 @@ from fluid.lane.checkpoints.paths import own_folder, trial_folder
 from fluid.lane.checkpoints.save import ResidentCheckpoints, StartStateGoneError, gone
 from fluid.lane.device.busy import make_busy_meter
 from fluid.lane.device.device import MemoryMeter, ResidentMemory
-from fluid.lane.errors import asked_beyond, print_exception
+from fluid.lane.errors import asked_beyond, enter_trial, print_exception
 from fluid.lane.log_records import RecordOutbox
 from fluid.lane.member import LaneMember
 from fluid.lane.output import LaneStreams, printable_name, trial_log
@@ -272,6 +272,9 @@ class Residents:
             resident.rule = message.keep if resident.autosaves or resident.reports_states else None
             joins = message.membership is not None and message.membership.takes_over
             config = self._load(message.config)
+            if (module := sys.modules.get("fluid.search.schedules")) is not None:  # Else the config has none.
+                resident.schedules = module.schedules_in(config)
+                enter_trial(resident.trial_id, resident.schedules)
             set_up(resident.body, config, joins=joins, loads=checkpoint is not None)
 
         def renew() -> None:
@@ -306,6 +309,7 @@ class Residents:
             resident.process_state.enter(self._output)
             self._scripts.show(resident.key)
             resident.code.enter()
+            enter_trial(resident.trial_id, resident.schedules)
             self.current = resident
         else:
             resident.process_state.wake()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -152,10 +152,10 @@ class _Course:
             self._asked.append(self._ask(len(self._asked)))
         return self._asked[iteration]
 
-    def until(self, iterations: int, run: str) -> Schedule:
+    def until(self, iterations: int, run: str, place: tuple[Any, ...]) -> Schedule:
         """The schedule of a run."""
         given = replace(self.schedule, _function=self._given.__getitem__, _arguments=()) if self.is_function else None
-        return (given or self.schedule).until(iterations, run)
+        return (given or self.schedule).until(iterations, run, place)
 
     def _ask(self, iteration: int) -> Hashable:
         try:
@@ -292,7 +292,8 @@ class _Tree:
         for number, node in enumerate(self._nodes[place] for place in order):
             parent, begin = (None, 0) if node.parent is None else (numbers[node.parent], self._nodes[node.parent].until)
             config = self._members[node.first].config
-            known = with_schedules(config, partial(_known_until, courses, node.until, name_of(number)))
+            places = iter(schedules_in(config))  # In the order in which they are replaced.
+            known = with_schedules(config, partial(_known_until, courses, node.until, name_of(number), places))
             runs.append(PrefixRun(number, parent, begin, node.until, known, tuple(node.members)))
         forks = (
             Fork(None, 0) if start is None else Fork(numbers[start], self._nodes[start].until) for start in self._starts
@@ -314,5 +315,7 @@ def _agree_until(one: Sequence[_Course], other: Sequence[_Course], begin: int, e
     return end
 
 
-def _known_until(courses: _Courses, iterations: int, run: str, schedule: Schedule) -> Schedule:
-    return courses.of(schedule).until(iterations, run)
+def _known_until(
+    courses: _Courses, iterations: int, run: str, places: Iterator[tuple[Any, ...]], schedule: Schedule
+) -> Schedule:
+    return courses.of(schedule).until(iterations, run, next(places))

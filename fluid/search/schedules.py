@@ -21,11 +21,11 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
+from fluid.errors import InvalidFieldError, PrefixEndedError, require_integer, require_number, require_one_of
 from fluid.search.conditions import When
 from fluid.search.conversion import convert, require_constant
 from fluid.search.domains import Choice, FloatRange, IntRange
-from fluid.search.prefix_end import expect_asks, note_ask
+from fluid.search.prefix_end import asks_address, note_ask, own_schedule, take_address
 from fluid.user_calls import user_call
 from fluid.user_values import is_same_value
 
@@ -37,6 +37,8 @@ _LONGEST = 1000
 _HASHABLE = (int, float, str, bool, bytes, type(None))
 #: Stands for the name of a lambda, which no expression has.
 _LAMBDA = "__lambda__"
+#: In a pickle of a schedule of a shared run: where asks are to be told.
+_ADDRESS = "asks"
 #: What a text of a schedule begins with.
 NAME = "schedule"
 
@@ -73,9 +75,10 @@ class Schedule:
     _between: str = "step"
     _function: Callable[..., Any] | None = None
     _arguments: tuple[tuple[str, Any], ...] = ()
-    #: Of a shared run: how many iterations it knows, and its id.
+    #: Of a shared run: how many iterations it knows, its id, and the keys that lead to it in the config.
     _until: int | None = None
     _run: str = ""
+    _place: tuple[Any, ...] = ()
 
     def at(self, iteration: int) -> Any:
         """Returns the value for the iteration that follows so many iterations done: 0 is the first one.
@@ -102,12 +105,13 @@ class Schedule:
             return value
         return _on_line(self._starts[place], value, self._starts[place + 1], self._values[place + 1], number)
 
-    def until(self, iterations: int, run: str = "") -> Schedule:
+    def until(self, iterations: int, run: str = "", place: tuple[Any, ...] = ()) -> Schedule:
         """Returns what a run knows that several trials share: the values of so many iterations, and nothing else.
 
         Args:
             iterations: how many, from the first one on; at least 1.
             run: id of the run: what :func:`fluid.search.prefix_end.asked_beyond` is asked for.
+            place: the keys that lead to it in the run's config.
 
         Raises:
             InvalidFieldError: there is none.
@@ -118,11 +122,12 @@ class Schedule:
         if self._until is not None and known > self._until:
             self._end(f"asked for the values of {known} iterations")
         points = self._points_until(known)
-        return Schedule(tuple(points), tuple(points.values()), self._between, _until=known, _run=run)
+        return Schedule(tuple(points), tuple(points.values()), self._between, _until=known, _run=run, _place=place)
 
     @property
     def signs(self) -> tuple[str, ...]:
         """Its zeros, in order: 0.0 and -0.0 are equal, and may compute other values."""
+        self._require_whole("the signs")
         values = (*self._values, *(value for _, value in self._arguments))
         return tuple(repr(value) for value in values if type(value) is float and value == 0.0)
 
@@ -131,6 +136,7 @@ class Schedule:
 
         ``None`` if there is no law but a function's.
         """
+        self._require_whole("the law")
         if self._function is not None:
             return None
         place = bisect_right(self._starts, iteration) - 1
@@ -152,8 +158,15 @@ class Schedule:
             points |= {number: self.at(number) for number in range(last + 1, known)}
         return points
 
+    def _require_whole(self, asked: str) -> None:
+        if self._until is not None:
+            self._end(f"asked for {asked}")
+
     def _end(self, asked: str) -> NoReturn:
-        raise note_ask(
+        raise self._note(asked)
+
+    def _note(self, asked: str) -> PrefixEndedError:
+        return note_ask(
             self._run,
             f"a run that several trials share {asked} of a schedule, and they are known to agree on {self._until} "
             f"iterations, 0 to {(self._until or 0) - 1}",
@@ -177,8 +190,7 @@ class Schedule:
         )
 
     def __hash__(self) -> int:
-        if self._until is not None:
-            self._end("asked for the hash")
+        self._require_whole("the hash")
         values = (*self._values, *(value for _, value in sorted(self._arguments)))
         plain = tuple(value for value in values if type(value) in _HASHABLE and value == value)
         return hash((self._between, self._starts, plain))
@@ -188,12 +200,26 @@ class Schedule:
         if len(text) > _LONGEST:
             digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=4).hexdigest()
             text = f"{text[: _LONGEST - 20]}... #{digest})"
-        return text if self._until is None else f"{text}.until({self._until})"
+        if self._until is None:
+            return text
+        if asks_address() is not None:  # In a lane. A seed or a name may be made of it: no error, but no shared run.
+            self._note("asked for the text, as print(config) does,")
+        return f"{text}.until({self._until})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        address = None if self._until is None else asks_address()
+        return self.__dict__ if address is None else {**self.__dict__, _ADDRESS: address}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        address = state.pop(_ADDRESS, None)
+        if "_until" in state and (own := own_schedule(state["_run"], state["_place"])) is not None:
+            state = own.__dict__  # A state of the run is restored that holds its config: this trial has its own.
         self.__dict__.update(state)
-        if self._until is not None:
-            expect_asks()
+        if address is not None:
+            take_address(address)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Schedule:
+        return self
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,7 +14,7 @@ from fluid.lane.checkpoints.paths import host_of, trial_folder_name, trial_of_fo
 from fluid.results.checkpoints import kept_checkpoints
 from fluid.search.prefixes import Member, plan_prefixes
 from fluid.search.schedules import schedules_in, with_schedules
-from fluid.trainables.trainable import can_save
+from fluid.trainables.trainable import can_restore, can_save
 from fluid.trial_fields import StartFrom
 from fluid.trialgroup import Trial
 from fluid.user_values import is_same_value, text_of
@@ -28,10 +28,17 @@ def start_state(trial: Trial, run_dir: Path) -> StartState | None:
     Args:
         trial: as the user submitted it.
         run_dir: the run folder, which may have kept a checkpoint of an iteration that the parent has long left behind.
+
+    Raises:
+        InvalidFieldError: its trainable cannot be restored.
     """
     start: StartFrom | None = trial.start_from
     if start is None:
         return None
+    if not can_restore(trial.trainable):
+        reason = "give its function a second parameter `state`, or its class load_checkpoint()"
+        reason = f"is a state that the trainable of trial {trial.id!r} cannot go on from: {reason} (docs/running.md)"
+        raise InvalidFieldError("start_from", start.parent or start.path, reason)
     if start.path:
         name = start.parent or trial_of_folder(trial_folder_name(start.path)) or trial_folder_name(start.path)
         assert start.at is not None

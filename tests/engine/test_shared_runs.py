@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from engine_helpers import Hand, none
 
-from fluid.engine.commands import Command, Fork, ForkSaved, NoteTrial, Report, ReportEnd, StartTrial, StopTrial
+from fluid.engine.commands import (
+    Command,
+    Fork,
+    ForkSaved,
+    NoteTrial,
+    Report,
+    ReportEnd,
+    ReportSetBack,
+    StartTrial,
+    StopTrial,
+)
 from fluid.engine.events import (
     Checkpoint,
     Failure,
@@ -131,6 +141,7 @@ def test_a_trial_that_is_extended_gets_what_the_run_did_meanwhile_and_the_run_go
     hand.step("run", 2)
     hand.extend("b", 1)
     assert hand.sources("b") == [(1, "run"), (2, "run")] and hand.ends("b") == ["DONE", "DONE"]
+    assert none(hand.log, ReportSetBack), "it has lost nothing"
     hand.extend("b", 3)
     assert hand.states()["b"] == "PAUSED" and hand.trial("run").progress.budget == AT
     hand.start_all()
@@ -139,6 +150,14 @@ def test_a_trial_that_is_extended_gets_what_the_run_did_meanwhile_and_the_run_go
     hand.step("b", 2)
     assert hand.sources("b")[2:] == [(3, "run"), (4, ""), (5, "")]
     assert hand.reports("a") == [1, 2]
+
+
+def test_a_run_that_goes_beyond_where_a_trial_parts_reports_it_what_is_common() -> None:
+    hand = Sharing(1)
+    hand.begin(run_spec(), spec_of("a"))
+    hand.extend("run", 2)
+    hand.step("run", AT + 2)
+    assert hand.sources("a") == [(1, "run"), (2, "run"), (3, "run")]
 
 
 def test_a_nested_run_catches_up_from_the_outside_in() -> None:

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluid.errors import InvalidFieldError, PrefixEndedError, WrongCallError
-from fluid.search import Schedule, choice, loguniform, make_sampler, make_space, schedule, uniform, when
-from fluid.search.prefix_end import asked_beyond
+from fluid.search import Schedule, choice, loguniform, make_sampler, make_space, prefix_end, schedule, uniform, when
+from fluid.search.prefix_end import asked_beyond, enter_trial
 from fluid.search.schedules import with_schedules
 from fluid.trial_fields import own_config
 from fluid.user_values import is_same_value
@@ -353,7 +353,10 @@ def test_whoever_asks_further_is_known_though_the_error_is_caught(way: str) -> N
     assert asked_beyond(f"not asked by {way}") is None
 
 
-def test_a_process_that_the_lane_forked_is_heard_too() -> None:
+def test_a_process_that_the_lane_forked_is_heard_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_end, "_pipe", None)  # This process is a lane's here, and is none afterwards.
+    monkeypatch.setattr(prefix_end, "_current", prefix_end._current)
+    enter_trial("forked", {})
     part = pickle.loads(pickle.dumps(schedule(1).until(2, "forked")))
     assert asked_beyond("forked") is None
     child = os.fork()

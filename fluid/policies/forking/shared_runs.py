@@ -156,9 +156,9 @@ class SharedRuns(Policy):
             self._pass_on(trial, report)
 
     def _pass_on(self, trial: TrialRecord, report: Report) -> None:
-        """Reports what is news of a report to a trial, up to its budget."""
+        """Reports what is news of a report to a trial, up to its budget, and up to where it parts from the run."""
         progress = trial.progress
-        last = min(report.iteration, progress.budget)
+        last = min(report.iteration, progress.budget, self._end(trial))  # Somebody may have extended the run.
         first = max(progress.reported, report.iteration - report.count) + 1
         if first > last:
             return
