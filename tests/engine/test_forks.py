@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 from engine_helpers import Hand, none, only
 
-from fluid.engine.commands import Call, Command, Fork, ForkSaved, NoteQueued, ReportEnd, RunIteration, Save, StartLane, StartTrial
+from fluid.engine.commands import (
+    Call,
+    Command,
+    Fork,
+    ForkSaved,
+    NoteQueued,
+    ReportEnd,
+    RunIteration,
+    Save,
+    StartLane,
+    StartTrial,
+)
 from fluid.engine.events import (
     BudgetExtended,
     CallRequested,
