@@ -316,7 +316,7 @@ def test_a_checkpoint_that_its_trial_has_left_behind_is_looked_for_again() -> No
     hand.start_all()
     gone = hand.forked("b", 0, problem="FileNotFoundError: the checkpoint of iteration 6 is gone")
     assert only(gone, Fork).lane_ids == (hand.lane("a"),)
-    hand.iterate("a", 7)
+    hand.iterate("a")
     hand.forked("b", 7, lane_id=hand.lane("a"))
     assert hand.trial("b").awaits == "" and hand.trial("b").residence.restart_at == 7
 
