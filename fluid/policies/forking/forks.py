@@ -102,9 +102,9 @@ class Forks(Policy):
         self._drop(trial)
         for child_id, wish in self._wishes.get(trial.trial_id, {}).items():
             child = self._core.trials.get(child_id)
-            if child is not None and child.awaits and child.spec.start is not None:
-                if (saved := _saved_state(trial, child.spec.start)) is not None:
-                    self._copy(child, wish, saved)
+            start = None if child is None or not child.awaits else child.spec.start
+            if child is not None and start is not None and (saved := _saved_state(trial, start)) is not None:
+                self._copy(child, wish, saved)
 
     def _device_lost(self, event: DeviceLost) -> None:
         """A state may have been lost with its host: a queued trial that was to start from it waits for it again."""
@@ -218,9 +218,10 @@ class Forks(Policy):
         """Soon, if trials still wait for one that has ended as others were started: they may never hear of it else."""
         for key, wishes in self._wishes.items():
             parent = self._core.trials.get(key)
-            if parent is not None and parent.state.is_over:
-                if any(self._is_left_behind(parent, wish) for wish in wishes.values()):
-                    return True
+            if parent is None or not parent.state.is_over:
+                continue
+            if any(self._is_left_behind(parent, wish) for wish in wishes.values()):
+                return True
         return False
 
     def _is_left_behind(self, parent: TrialRecord, wish: _Wish) -> bool:
