@@ -187,6 +187,10 @@ class GroupInbox(ChangeWaits):
         """The seeds of trials, by id."""
         return self._tracker.seeds
 
+    def seeds_of(self, trial_id: str) -> Seeds | None:
+        """The seeds of a trial; ``None`` if they are unknown."""
+        return self._tracker.facts(trial_id)[1]
+
     def keep_forgotten(self) -> None:
         """Keeps, from now on, trials that are forgotten: the group's user asks for all."""
         if self._forgotten is None:

@@ -69,7 +69,7 @@ from fluid.session.specs import (
     warn_of_unfusible,
     with_requirements,
 )
-from fluid.session.starts import SharedTrials, require_no_start, share_prefixes, start_state
+from fluid.session.starts import SharedTrials, kept_seeds, require_no_start, share_prefixes, start_state
 from fluid.session.status import GroupStatus, Status
 from fluid.session.status_reader import Standing, StatusReader, standing_of
 from fluid.session.trial_records import TrialRecords
@@ -664,17 +664,32 @@ class Session:
     ) -> dict[Trial, TrialPayload]:
         """Pickles trials; those without known seeds, by id, get the seeds of the next place in the order.
 
-        Those that share a run, and the run, get the seeds of the first of them, whose id is in ``roots``.
+        Those that share a run, and the run, get the seeds of the first of them, whose id is in ``roots``. One that
+        starts from another one's state has that one's: what its ``setup`` draws is to be what the state belongs to.
         """
         trials = list(trials)
+        given: dict[str, Seeds] = {}
         places = {trial.id: next(self._numbers) for trial in trials if not (trial.is_shared_run or trial.id in known)}
 
         def process_of(trial: Trial) -> TrialProcess:
-            seeds = known.get(trial.id) or submission.origin.seeds(places[roots.get(trial.id, trial.id)])
+            seeds = known.get(trial.id) or self._parents_seeds(trial, given)
+            seeds = seeds or submission.origin.seeds(places[roots.get(trial.id, trial.id)])
+            given[trial.id] = seeds
             alone = self.isolating.isolates(trial, fusible=is_fusible(trial.trainable))
             return TrialProcess(trial.threads, seeds, trial.chdir, alone)
 
         return self._pickler.payloads_of(trials, submission, process_of)
+
+    def _parents_seeds(self, trial: Trial, given: Mapping[str, Seeds]) -> Seeds | None:
+        """The seeds of the trial from whose state one starts, if it does; ``None`` if they are unknown."""
+        start = trial.start_from
+        if start is None or start.is_shared:
+            return None
+        if start.path:
+            return kept_seeds(start)
+        groups = self._pump.inboxes.values()
+        found = (inbox.seeds_of(start.parent) for inbox in groups)
+        return given.get(start.parent) or next((seeds for seeds in found if seeds is not None), None)
 
     def _spec(self, trial: Trial, search: Search | None) -> TrialSpec:
         keep_last = self._keeper.keep.how == "last" and not trial.is_shared_run

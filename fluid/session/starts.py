@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fluid.engine.events import Checkpoint, StartState
-from fluid.errors import InvalidFieldError
+from fluid.errors import FluidError, InvalidFieldError
 from fluid.lane.checkpoints.paths import host_of, trial_folder_name, trial_of_folder
+from fluid.random_state import Seeds
 from fluid.results.checkpoints import kept_checkpoints
+from fluid.results.run_files import TRIALS, JsonLines, as_written
 from fluid.search.prefixes import Member, plan_prefixes
 from fluid.search.schedules import schedules_in, with_schedules
 from fluid.trainables.trainable import can_restore, can_save
 from fluid.trial_fields import StartFrom
 from fluid.trialgroup import Trial
 from fluid.user_values import is_same_value, text_of
+
+#: Folders between a checkpoint and its run: the trial's kept ones, the trial, all trials.
+_IN_RUN = 3
 
 # -- start states --------------------------------------------------------------------------------
 
@@ -50,6 +56,19 @@ def start_state(trial: Trial, run_dir: Path) -> StartState | None:
             if found.iteration == start.at and folder.parent.name == "kept":
                 return StartState(start.parent, start.at, Checkpoint(start.at, str(folder), host_of(str(folder))))
     return StartState(start.parent, start.at, is_shared=start.is_shared)
+
+
+def kept_seeds(start: StartFrom) -> Seeds | None:
+    """The seeds of the trial of whose checkpoint this is the path, in its run folder; ``None`` if they are unknown."""
+    checkpoint = Path(start.path)
+    trial_id = trial_of_folder(trial_folder_name(start.path))
+    if trial_id is None or len(checkpoint.parents) <= _IN_RUN:
+        return None
+    with suppress(OSError, FluidError):
+        lines = JsonLines(checkpoint.parents[_IN_RUN] / TRIALS, read=as_written).there()
+        found = [line.entry.get("seeds") for line in lines if line.entry.get("trial") == trial_id]
+        return Seeds.read(found[-1]) if found else None
+    return None
 
 
 def require_no_start(trials: Sequence[Trial]) -> None:

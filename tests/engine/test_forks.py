@@ -18,6 +18,7 @@ from fluid.engine.commands import (
     Save,
     StartLane,
     StartTrial,
+    StopTrial,
 )
 from fluid.engine.events import (
     BudgetExtended,
@@ -30,6 +31,7 @@ from fluid.engine.events import (
     ResumeRequested,
     StartState,
     TrialCalled,
+    TrialForgotten,
     TrialForked,
     TrialHistory,
     TrialsAdded,
@@ -103,6 +105,29 @@ def test_the_newest_state_of_a_trial_that_repeats_lost_iterations_is_the_last_th
     hand.lose(hand.lane("a"))
     asked = [*hand.fork("b"), *hand.ready(hand.trial("a").placement.lanes[0]), *hand.started("a")]
     assert only(asked, Fork).at == 2
+
+
+def test_a_trial_that_is_forgotten_gives_what_was_just_asked_of_it() -> None:
+    hand = running()
+    hand.iterate("a", 4)
+    lane = hand.trial("a").residence.lane
+    fork = TrialSpec("b", 9, start=StartState("a"))
+    commands = hand.do(TrialsAdded(hand.now, "group of a", (fork,)), TrialForgotten(hand.now, "a"))
+    assert commands.index(only(commands, Fork)) < commands.index(only(commands, StopTrial))
+    assert only(hand.forked("b", 6, lane_id=lane), StartTrial).iterations == 3
+
+
+@pytest.mark.parametrize(("at", "asked"), [(None, None), (3, 3)])
+def test_a_fork_of_a_trial_that_shares_a_run_starts_from_the_run(at: int | None, asked: int | None) -> None:
+    hand = Forking(2)
+    shared = StartState("run", 4, is_shared=True)
+    sharing = (TrialSpec(name, 6, start=shared) for name in "ac")
+    hand.do(GroupSubmitted(hand.now, "group of a", (TrialSpec("run", 4, is_shared_run=True), *sharing)))
+    hand.start_all()
+    hand.iterate("run", 2)
+    fork = only(hand.fork("b", at=at), Fork)
+    assert (fork.trial_id, fork.at) == ("run", asked)
+    assert none(hand.fork("d", at=5), Fork)  # That is an iteration of its own.
 
 
 def test_a_lane_is_told_of_forks_together_with_what_starts_their_parent() -> None:

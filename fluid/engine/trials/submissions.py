@@ -254,10 +254,10 @@ class Submissions:
     def drop(self, trial: TrialRecord) -> None:
         """Drops the record of a trial that holds no device, and what there is of its state."""
         core = self._core
-        self._residency.drop(trial)
-        core.refuse_calls(trial)
         for forgotten in core.policies.forgotten:
             forgotten(trial)
+        self._residency.drop(trial)
+        core.refuse_calls(trial)
         core.trials.remove(trial)
 
 

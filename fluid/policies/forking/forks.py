@@ -7,7 +7,7 @@ So the trial that starts needs its parent no more, whatever becomes of that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -89,21 +89,40 @@ class Forks(Policy):
 
     def waits_for(self, trial: TrialRecord) -> str:
         """One that starts from a state waits for it, also if it was lost again."""
-        start, residence = trial.spec.start, trial.residence
-        if start is None or residence.lane is not None or residence.checkpoint is not None:
+        residence = trial.residence
+        if trial.spec.start is None or residence.lane is not None or residence.checkpoint is not None:
             return ""
+        start = self._of_shared_run(trial.spec.start)
+        if start is not trial.spec.start:
+            trial.spec = structs.replace(trial.spec, start=start)
         key = start.parent if start.checkpoint is None else ""
         self._wishes.setdefault(key, {}).setdefault(trial.trial_id, _Wish())
         after = "" if start.at is None else f" after {start.at} iterations"
         return f"waits for the state of {start.parent!r}{after}" if start.parent else "waits for its start state"
 
+    def _of_shared_run(self, start: StartState) -> StartState:
+        """The same state as one of the run that its trial shares with others, if that has it or comes to it."""
+        while not start.is_shared and start.checkpoint is None:
+            parent = self._core.trials.get(start.parent)
+            run = None if parent is None or not parent.awaits else parent.spec.start
+            if run is None or not run.is_shared or run.checkpoint is not None or run.at is None:
+                break
+            if start.at is not None and start.at >= run.at:
+                break
+            start = structs.replace(start, parent=run.parent)
+        return start
+
     def forgotten(self, trial: TrialRecord) -> None:
-        """Waits for nothing any more; those that have just asked for its state get it, if it is saved."""
+        """Waits for nothing any more; those that have just asked for its state get what there is of it."""
         self._drop(trial)
         for child_id, wish in self._wishes.get(trial.trial_id, {}).items():
             child = self._core.trials.get(child_id)
             start = None if child is None or not child.awaits else child.spec.start
-            if child is not None and start is not None and (saved := _saved_state(trial, start)) is not None:
+            if child is None or start is None or wish.asked is not None:
+                continue
+            if (lane := _lane_of(trial)) is not None and start.at in (None, trial.progress.done):
+                self._ask_lane(child, wish, trial, lane)
+            elif (saved := _saved_state(trial, start)) is not None:
                 self._copy(child, wish, saved)
 
     def _device_lost(self, event: DeviceLost) -> None:
@@ -216,16 +235,14 @@ class Forks(Policy):
     @property
     def wants_tick(self) -> bool:
         """Soon, if trials still wait for one that has ended as others were started: they may never hear of it else."""
-        for key, wishes in self._wishes.items():
-            parent = self._core.trials.get(key)
-            if parent is None or not parent.state.is_over:
-                continue
-            if any(self._is_left_behind(parent, wish) for wish in wishes.values()):
-                return True
-        return False
+        return any(self._is_left_behind(key, wishes.values()) for key, wishes in self._wishes.items())
 
-    def _is_left_behind(self, parent: TrialRecord, wish: _Wish) -> bool:
-        return not isinstance(wish.asked, Checkpoint) and not self._may_answer(parent.trial_id, wish.asked)
+    def _is_left_behind(self, parent_id: str, wishes: Iterable[_Wish]) -> bool:
+        parent = self._core.trials.get(parent_id)
+        if parent is None or not parent.state.is_over:
+            return False
+        asked = (wish.asked for wish in wishes if not isinstance(wish.asked, Checkpoint))
+        return any(not self._may_answer(parent_id, lane_id) for lane_id in asked)
 
     # -- answers -------------------------------------------------------------------------------------------
 
