@@ -33,8 +33,9 @@ from fluid.results.sweep import SweepResult
 from fluid.search import BOHB, PBT, Searcher, Space, make_sampler, make_space
 from fluid.search.algorithms import make_scheduler, shape_for
 from fluid.search.bohb import BohbSearcher
+from fluid.search.population import make_population
 from fluid.search.rungs import rungs_of
-from fluid.search.schedulers import RungScheduler
+from fluid.search.schedulers import FullBudget, RungScheduler
 from fluid.search.searchers import SamplerSearcher
 from fluid.search.space import ConditionalSpace
 from fluid.search.stop_rules import StopArgument, StopRules
@@ -45,6 +46,7 @@ from fluid.session.listeners import SweepInterrupted, TrialListener, require_lis
 from fluid.session.notice import NOTICE
 from fluid.session.options import flattened
 from fluid.session.output import Output
+from fluid.session.reuse import reuse_of
 from fluid.sizing.goals import Goals
 from fluid.sweeping.algorithms import (
     ALGORITHMS,
@@ -68,7 +70,7 @@ from fluid.sweeping.plan import (
     said_of_earlier,
     with_starts,
 )
-from fluid.sweeping.population import make_population
+from fluid.sweeping.population import require_savable
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
 from fluid.user_calls import hint, user_call
@@ -116,6 +118,7 @@ def run(
     resume: bool = False,
     code: str = "begun",
     retry_failed: bool = False,
+    reuse: bool | str = False,
     callbacks: Sequence[TrialListener] = (),
     loggers: Sequence[TrialListener] = (),
     metrics_port: int | str | None = None,
@@ -216,6 +219,9 @@ def run(
             that of the first one is refused, but with ``"new"`` runs its own, which the results note.
         retry_failed: whether trials that failed in an earlier session are tried again, from their last checkpoint if
             they have one; ``False`` by default. It needs ``resume``.
+        reuse: whether trials start from states that earlier runs in the same folder have of the same code, config,
+            seed and data, and iterations that are known are not run again; ``False`` by default. A text names the data,
+            which Fluid does not look at. The seeds then follow from ``seed`` and the config (``docs/forks.md``).
         callbacks: listeners of the trials, which are called besides, not of what an earlier session reported; their
             rules are those of :class:`fluid.TrialListener`.
         loggers: loggers of the new executor, see :class:`fluid.FluidExecutor`; none by default.
@@ -268,6 +274,9 @@ def run(
         raise InvalidFieldError("join", True, reason)
     if joins and resume:
         raise InvalidFieldError("resume", True, "cannot be with join=True, which goes on with what is there by itself")
+    reused = reuse_of(reuse, seed)
+    if joins and reused is not None:
+        raise InvalidFieldError("reuse", reuse, "cannot be with join=True: the drivers would find other states")
     if joins and starts:
         raise InvalidFieldError("points", "a trial", "cannot start from its state with join=True: give its config")
     if joins and seed is None:
@@ -307,14 +316,16 @@ def run(
     facts: dict[str, Any] = {"rungs": rungs, "eta": eta, "samples": number, "is_told_once": is_given}
     facts["one_by_one"] = isinstance(options, BOHB) and options.synchronous and len(rungs) > 1
     scheduler: RungScheduler
-    first = rungs[0] if algorithm in HALVING else rungs[-1]
     if isinstance(options, PBT):
         assert number is not None
-        scheduler = make_population(options, trainable, known_space, iterations, number, seed_in_force(seed))
+        require_savable(trainable)
+        drawn = seed_in_force(seed)
+        scheduler = make_population(options, known_space, budget=iterations, samples=number, seed=drawn)
         first = scheduler.interval
     else:
         scheduler = make_scheduler(algorithm, **facts)
-    require_budgets_beyond(starts, algorithm, first)
+        first = iterations if isinstance(scheduler, FullBudget) else rungs[0]
+    require_budgets_beyond(starts, algorithm, first, iterations)
     plan = SweepPlan(
         trainable=trainable,
         name=name,
@@ -340,6 +351,7 @@ def run(
         space=known_space,
         points=configs,
         starts=starts,
+        reuse=reused,
         takes_other_code=code == "new",
     )
     if earlier is not None:

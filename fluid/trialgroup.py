@@ -399,10 +399,13 @@ class Submission:
 
     Args:
         seed: adds to the seeds of the trials; 0 by default, ``None`` for other seeds every time.
+        reuse: finds states of earlier runs, a :class:`fluid.session.reuse.Reuse`; ``None``, the default, if all is to
+            be computed.
     """
 
-    def __init__(self, seed: int | None = 0) -> None:
+    def __init__(self, seed: int | None = 0, reuse: Any = None) -> None:
         self.origin = SeedOrigin.now(seed)
+        self.reuse = reuse
         #: What was pickled so far, by id(); keeping the trainable with its pickle keeps its id from being reused.
         self.pickled: dict[int, tuple[Any, Any]] = {}
         #: What the script had set; ``None`` before the first trial.

@@ -423,7 +423,7 @@ class Settling:
             clearing = list(core.clearing.values())
             for trial in clearing:
                 self._lifecycle.launch_when_ready(trial)
-            if any(trial.state.ended for trial in clearing):  # One that was restored for a call left at once.
+            if any(map(_has_left, clearing)):
                 self._dispatch()
             core.changed, self.wants_tick, self.changed_at = False, True, core.now
         if self.ticked:
@@ -498,6 +498,11 @@ class Settling:
                     self._lifecycle.start(trial)
             # A start may end a gang's idle lane, which frees memory; a trial restored for a call may leave at once. One
             # that goes on where its state was kept had that counted beside its need until now.
-            again = self._core.lanes.pop_freed() or any(trial.state.ended for trial in started)
+            again = self._core.lanes.pop_freed() or any(map(_has_left, started))
             if self._core.memory.is_bounded and self._core.queue:
                 again |= any(trial.state is TrialState.RUNNING for trial in started)
+
+
+def _has_left(trial: TrialRecord) -> bool:
+    """Whether a trial that was to start has left its devices at once: restored for a call, or its state is gone."""
+    return trial.state.ended or bool(trial.awaits)

@@ -517,10 +517,11 @@ class TrialRecord:
     @property
     def limit(self) -> int:
         """Iteration up to which the trial's lanes may be told to run: a call that waits comes first."""
+        progress = self.progress
         for call in self.calls:
             if call.lane_id is None:
-                return min(self.progress.budget, call.before)
-        return self.progress.budget
+                return max(progress.done, min(progress.budget, call.before))
+        return max(progress.done, progress.budget)  # A fork may start from a state that is beyond its budget.
 
     @property
     def is_held(self) -> bool:

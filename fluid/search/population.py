@@ -19,12 +19,14 @@ from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.search.conversion import TuneRange
 from fluid.search.domains import Choice, Domain, FloatRange, IntRange
 from fluid.search.rungs import Exploit, RungBudget, RungDecision
-from fluid.search.space import Space
+from fluid.search.space import ConditionalSpace, Space
 from fluid.search_shape import Rung
 from fluid.user_calls import user_class
 
 #: Iterations between two times that a member is ready, as a share of the budget.
 _READY = 10
+#: Sets these random numbers apart from those of the configs that members begin with.
+_STREAM = 1
 #: Stands for a value that a config does not have.
 _ABSENT = object()
 
@@ -233,6 +235,11 @@ class Population:
             return RungDecision(forked=(exploit,))
         return RungDecision((self._send(trial, self.standing(trial, trial).iteration + self.interval),))
 
+    def keeps(self, trial: int) -> RungBudget:
+        """What a member runs that was to exploit one that has ended meanwhile: it goes on from its own state."""
+        ready = self.standing(trial, trial).iteration + self.interval
+        return self._send(trial, self._next if self.options.synchronous else ready)
+
     def ended(self, trial: int, *, is_worst: bool = False) -> RungDecision:
         self._members[trial].is_over = True
         return self._decide_together()
@@ -288,3 +295,28 @@ class Population:
         member = self._members[trial]
         member.target, member.waits = min(ready, self.budget), False
         return RungBudget(trial, member.target, self.budget - member.target)
+
+
+def make_population(
+    options: PBT, space: Space | ConditionalSpace | None, *, budget: int, samples: int, seed: int | None
+) -> Population:
+    """Makes what decides in a sweep.
+
+    Args:
+        options: of the algorithm.
+        space: what configs are drawn from; ``None`` where a searcher suggests them.
+        budget: iterations of a member in all.
+        samples: number of members.
+        seed: of the random numbers; ``None`` for other ones every time.
+
+    Raises:
+        InvalidFieldError: the space does not tell which values are near each other.
+    """
+    if not isinstance(space, Space):
+        reason = "must be a dict of names and values for 'pbt', which changes the values of a config one by one"
+        raise InvalidFieldError("space", space, reason)
+    if not space.domains:
+        reason = "must have values to choose for 'pbt', which changes those of the best: uniform(0, 1), or a list"
+        raise InvalidFieldError("space", dict(space.constants), reason)
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_STREAM,)))
+    return Population(options, budget, samples, Explorer(space, options.resample, options.perturb, rng))

@@ -573,5 +573,5 @@ class TrialGroupHandle:
         self._requests.forget(trial_id)
 
     def _require_known(self, trial_id: str) -> None:
-        if trial_id not in self._group:
+        if not isinstance(trial_id, str) or trial_id not in self._group:
             raise InvalidFieldError("trial_id", trial_id, f"is unknown in group {self.name!r}")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import structs
 
@@ -59,6 +59,7 @@ from fluid.session.joint.content import NOT_SHARED, GroupContent
 from fluid.session.joint.session import JointSession
 from fluid.session.listeners import TrialListener, words_on_saved
 from fluid.session.pump import Pump
+from fluid.session.reuse import NOTHING_REUSED, Reused
 from fluid.session.specs import (
     ISOLATING,
     Isolating,
@@ -91,6 +92,20 @@ from fluid.trialgroup import PAUSED_BY_USER, Search, Submission, Trial, TrialGro
 #: What the engine, and other drivers, are to know of trials, and what registers and writes them once it has accepted
 #: them.
 Prepared = tuple[tuple[TrialSpec, ...], GroupContent, Callable[[], None]]
+
+
+class Submitted(NamedTuple):
+    """Trials of one call.
+
+    Attributes:
+        payloads: by trial, also of runs that they share.
+        specs: what the engine is to know of each.
+        reused: from which states of earlier runs they start.
+    """
+
+    payloads: dict[Trial, TrialPayload]
+    specs: tuple[TrialSpec, ...]
+    reused: Reused
 
 
 class GroupRequests:
@@ -317,7 +332,7 @@ class Session:
             InvalidFieldError: an id is taken, a trial cannot be pickled, or the best are to be kept without a metric.
         """
         self._keeper.require_goal(group.search)
-        payloads, specs = self._prepare(group, group.active)
+        payloads, specs, reused = self._prepare(group, group.active)
         content = self._content(payloads)
         if self._insists_on_fusing and not self._pump.inboxes:
             warn_of_unfusible(group)
@@ -327,7 +342,9 @@ class Session:
             group_id = str(self._next_group)
             inbox = GroupInbox(group_id, group, listener, self.waits)
             event = GroupSubmitted(at=self.backend.now(), group_id=group_id, trials=specs, terms=terms)
-            self._pump.handle_new(event, lambda: self._open_group(inbox, payloads), group.name, content)
+            accepted = partial(self._open_group, inbox, payloads, reused)
+            self._pump.handle_new(event, accepted, group.name, content)
+            self._tell_known(inbox, reused)
             say_what_is_awaited(self._state, group.name, specs)
             self._pump.deadlines.act(self.backend.now())
             return inbox
@@ -340,8 +357,13 @@ class Session:
         """What the handle of a group asks for."""
 
         def prepare(trials: list[Trial]) -> Prepared:
-            payloads, specs = self._prepare(inbox.group, trials)
-            return specs, self._content(payloads), lambda: self._take_in(inbox, payloads)
+            payloads, specs, reused = self._prepare(inbox.group, trials)
+
+            def take_in() -> None:
+                self._take_in(inbox, payloads, reused)
+                self._pump.notify(partial(self._tell_known, inbox, reused))
+
+            return specs, self._content(payloads), take_in
 
         return GroupRequests(inbox, self._pump, self._state, self.backend, self._folder, prepare)
 
@@ -609,18 +631,26 @@ class Session:
     def _in_thread(self, work: Callable[[], T]) -> T:
         return self._pump.call(work)
 
-    def _prepare(
-        self, group: TrialGroup, trials: list[Trial]
-    ) -> tuple[dict[Trial, TrialPayload], tuple[TrialSpec, ...]]:
+    def _prepare(self, group: TrialGroup, trials: list[Trial]) -> Submitted:
         """Pickles trials of a group, and says what the engine is to know of them."""
         trials = with_requirements(trials, group)
+        submission, reused = group.submission or Submission(), NOTHING_REUSED
         if self._pump.joint is not None:
             require_no_start(trials)
             shared = SharedTrials(trials, {})
         else:
-            shared = share_prefixes(trials, lambda: f"{group.name}-shared-{next(self._shared_runs):05d}")
-        payloads = self._payloads(shared.trials, group.submission or Submission(), roots=shared.roots)
-        return payloads, tuple(self._spec(trial, group.search) for trial in shared.trials)
+            new_id, replays = partial(self._new_run, group.name), self.backend.replays
+            shared = share_prefixes(trials, new_id, replays=replays)
+            if submission.reuse is not None:
+                reused = submission.reuse.apply(shared, self.run_dir)
+                shared = reused.shared
+        payloads = self._payloads(shared.trials, submission, reused.seeds, shared.roots)
+        specs = tuple(self._spec(trial, group.search) for trial in shared.trials)
+        return Submitted(payloads, specs, reused)
+
+    def _new_run(self, name: str) -> str:
+        """A new id of a run that trials of a group share."""
+        return f"{name}-shared-{next(self._shared_runs):05d}"
 
     def _content(self, payloads: Mapping[Trial, TrialPayload]) -> GroupContent:
         return NOT_SHARED if self._pump.joint is None else GroupContent.of(payloads)
@@ -664,12 +694,17 @@ class Session:
         isolated = trial is None or self.isolating.isolates(trial, fusible=spec.fusible)
         return changed(spec, keep_last=keep_last, isolated=isolated)
 
-    def _open_group(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:
+    def _open_group(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload], reused: Reused) -> None:
         self._next_group += 1
         self._pump.inboxes[inbox.group_id] = inbox
-        self._take_in(inbox, payloads)
+        self._take_in(inbox, payloads, reused)
 
-    def _take_in(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:
+    def _tell_known(self, inbox: GroupInbox, reused: Reused) -> None:
+        """Tells the engine what earlier runs have reported of trials that start from their states."""
+        if reused.known:
+            self._pump.handle(*reused.events(inbox.group_id, self.backend.now()))
+
+    def _take_in(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload], reused: Reused) -> None:
         """Registers trials that the engine has accepted with the backend, and writes them."""
         inbox.note_seeds(payloads)
         inbox.shared_runs |= frozenset(trial.id for trial in payloads if trial.is_shared_run)
@@ -679,7 +714,7 @@ class Session:
         group, terms = inbox.group, self._state.groups[inbox.group_id].terms
         counts = terms.deadline is not None and not self.hold.is_virtual
         line = GroupLine(group.name, group.search, group.requires, terms, wall_seconds() if counts else None)
-        self._folder.write_trials(inbox.group_id, line, payloads)
+        self._folder.write_trials(inbox.group_id, line, payloads, reused.contents)
 
 
 # -- door ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from fluid.lane.checkpoints.paths import host_of, trial_folder_name, trial_of_fo
 from fluid.results.checkpoints import kept_checkpoints
 from fluid.search.prefixes import Member, plan_prefixes
 from fluid.search.schedules import schedules_in, with_schedules
-from fluid.trainables.trainable import can_save
+from fluid.trainables.trainable import can_restore, can_save
 from fluid.trial_fields import StartFrom
 from fluid.trialgroup import Trial
 from fluid.user_values import is_same_value, text_of
@@ -28,14 +28,22 @@ def start_state(trial: Trial, run_dir: Path) -> StartState | None:
     Args:
         trial: as the user submitted it.
         run_dir: the run folder, which may have kept a checkpoint of an iteration that the parent has long left behind.
+
+    Raises:
+        InvalidFieldError: its trainable cannot be restored.
     """
     start: StartFrom | None = trial.start_from
     if start is None:
         return None
+    if not can_restore(trial.trainable):
+        reason = "give its function a second parameter `state`, or its class load_checkpoint()"
+        reason = f"is a state that the trainable of trial {trial.id!r} cannot go on from: {reason} (docs/running.md)"
+        raise InvalidFieldError("start_from", start.parent or start.path, reason)
     if start.path:
         name = start.parent or trial_of_folder(trial_folder_name(start.path)) or trial_folder_name(start.path)
         assert start.at is not None
-        return StartState(name, start.at, Checkpoint(start.at, start.path, host_of(start.path)))
+        checkpoint = Checkpoint(start.at, start.path, host_of(start.path))
+        return StartState(name, start.at, checkpoint, is_shared=start.is_shared)
     if start.at is not None and not start.is_shared:
         for found in reversed(kept_checkpoints(run_dir, start.parent)):
             folder = found.path.parent
@@ -76,12 +84,13 @@ class SharedTrials(NamedTuple):
     roots: dict[str, str]
 
 
-def share_prefixes(trials: list[Trial], new_id: Callable[[], str]) -> SharedTrials:
+def share_prefixes(trials: list[Trial], new_id: Callable[[], str], *, replays: bool = False) -> SharedTrials:
     """Makes runs of what trials of one call have in common until their schedules part.
 
     Args:
         trials: the trials.
         new_id: makes ids of runs.
+        replays: whether no code of theirs runs: then a run has the config of its first trial, whose course is known.
     """
     places = [place for place, trial in enumerate(trials) if _may_share(trial)]
     if len(places) < 2:
@@ -115,7 +124,7 @@ def share_prefixes(trials: list[Trial], new_id: Callable[[], str]) -> SharedTria
         roots[names[run.number]] = roots[of_run[0].id]
         runs.append(
             of_run[0].changed(
-                config=dict(run.config),
+                config=of_run[0].config if replays else dict(run.config),
                 budget=min(run.until, max(trial.budget for trial in of_run)),
                 priority=max(trial.priority for trial in of_run),
                 follow_up_iterations=0,

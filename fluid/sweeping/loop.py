@@ -20,6 +20,7 @@ from fluid.executor import FluidExecutor
 from fluid.results.records import Result
 from fluid.results.submitted import UNFINISHED
 from fluid.search.brackets import Brackets
+from fluid.search.population import Population
 from fluid.search.rungs import RungDecision
 from fluid.search.schedulers import AsynchronousHalving
 from fluid.search.suggestion import ELSEWHERE, Suggestion
@@ -28,6 +29,7 @@ from fluid.session.listeners import LimitReachedError, TrialListener, TrialReque
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.callbacks import Callbacks
 from fluid.sweeping.closing import SweepClosing
+from fluid.sweeping.even_pace import EvenPace
 from fluid.sweeping.joint import JointStarts
 from fluid.sweeping.plan import (
     SweepFailedError,
@@ -87,6 +89,9 @@ class SweepLoop(TrialListener):
         self._rests = False
         #: Trials of others' states at an iteration that have not begun yet, by the member that is there, and stays.
         self._forking: dict[int, set[str]] = {}
+        self._pace: EvenPace | None = None
+        if isinstance(plan.scheduler, Population) and not plan.scheduler.options.synchronous:
+            self._pace = EvenPace(plan.scheduler.interval, self._go)
         #: Of trials that failed in an earlier session, how often each was tried again since; while these are replayed.
         self._retries = Counter[str]()
         #: The end by a deadline of the sweep's own.
@@ -194,7 +199,7 @@ class SweepLoop(TrialListener):
 
     def on_start(self, trial_id: str) -> None:
         self._callbacks.on_start(trial_id)
-        if self._forking:
+        if self._forking or self._pace is not None:
             self._take(partial(self._have_begun, [trial_id]))
 
     def on_result(self, result: Result) -> None:
@@ -291,7 +296,12 @@ class SweepLoop(TrialListener):
     def _next(self) -> Trial | None:
         """Makes the next trial; ``None`` if there are no more."""
         suggestion = None if self._asking.is_done else self._asking.ask_now()
-        return None if suggestion is None else self.trials.begin(suggestion)
+        if suggestion is None:
+            return None
+        made = self.trials.begin(suggestion)
+        if self._pace is not None and not self.trials.is_replaying:
+            self._pace.waits(self.trials.by_id[made.id].number, 0)
+        return made
 
     @property
     def _has_all(self) -> bool:
@@ -326,6 +336,8 @@ class SweepLoop(TrialListener):
         trial, plan = self.trials.by_id.get(result.trial_id), self.plan
         if trial is None:
             return
+        if self._pace is not None and self._may_decide:
+            self._pace.runs(trial.number)
         found, *_ = self._reported.take(trial, result)
         self._vain.note_result()
         if trial.stop is not None or self.reason is not None or self._is_over:
@@ -413,14 +425,23 @@ class SweepLoop(TrialListener):
         if (decision.promoted or decision.forked) and self.closing.is_closed:
             self._rest(self.closing.reason)
             return
+        further = list(decision.promoted)
         for exploit in decision.forked:  # First: one that is promoted may leave the state that is wanted.
-            loser = self.trials.by_number[exploit.trial]
+            loser, parent = self.trials.by_number[exploit.trial], self.trials.by_number[exploit.parent]
+            if self.trials.is_over(parent):  # Its end is about to be told.
+                assert isinstance(self.plan.scheduler, Population)
+                further.append(self.plan.scheduler.keeps(exploit.trial))
+                continue
             self._let_go(loser, TrialState.STOPPED.value)
-            forked = self.trials.fork(loser, self.trials.by_number[exploit.parent], exploit)
+            forked = self.trials.fork(loser, parent, exploit)
             if exploit.at is not None:
                 self._forking.setdefault(exploit.parent, set()).add(forked.trial_id)
-        for promotion in decision.promoted:
+            if self._pace is not None and self._may_decide:
+                self._pace.waits(exploit.trial, parent.iteration)
+        for promotion in further:
             promoted, later = self.trials.by_number[promotion.trial], promotion.trial in self._forking
+            if self._pace is not None and self._may_decide:
+                later = not self._pace.may_go(promotion.trial, promoted.iteration)
             self.trials.extend(promoted, promotion.budget, promotion.follow_up_iterations, later=later)
         for number in decision.ended:
             ended = self.trials.by_number[number]
@@ -430,17 +451,30 @@ class SweepLoop(TrialListener):
             self._end(self.plan.rules.reason)
 
     def _have_begun(self, trial_ids: Iterable[str]) -> None:
-        """Lets the members go on whose states these trials waited for, once no other one does."""
+        """Lets the members go on that waited for these trials, once they wait for no other one."""
         begun = set(trial_ids)
+        if self._pace is not None and self._may_decide:
+            for trial in filter(None, map(self.trials.by_id.get, begun)):
+                self._pace.runs(trial.number)
         for number in [number for number, waiting in self._forking.items() if waiting & begun]:
             self._forking[number] -= begun
             if not self._forking[number]:
                 del self._forking[number]
-                if not self.trials.is_replaying and (trial := self.trials.by_number.get(number)) is not None:
-                    self._grant(trial)
+                if not self.trials.is_replaying:
+                    self._go(number)
+
+    def _go(self, number: int) -> None:
+        """Lets a member go on that was to go on later."""
+        if (trial := self.trials.by_number.get(number)) is not None:
+            self._grant(trial)
+
+    @property
+    def _may_decide(self) -> bool:
+        """Whether trials are under way by what is decided now, and not by what an earlier session has decided."""
+        return not (self.trials.is_replaying or self._is_over or self.reason is not None)
 
     def _grant(self, trial: SweepTrial) -> None:
-        """Grants a trial the iterations to its budget, if it was to go on later; before its end, too, to hear of that."""
+        """Grants a trial the iterations to its budget, if it was to go on later; before its end, too."""
         if trial.is_open and trial.stop is None and trial.budget > trial.granted:
             self.trials.grant(trial, self.plan.budget - trial.budget)
 

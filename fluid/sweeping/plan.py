@@ -24,6 +24,7 @@ from fluid.search.stop_rules import StopRules
 from fluid.search.suggestion import Suggestion
 from fluid.search_shape import SearchShape
 from fluid.session.listeners import TrialFailedError, TrialListener
+from fluid.session.reuse import Reuse
 from fluid.session.specs import terms_of
 from fluid.trial_fields import StartFrom, start_from_of
 from fluid.trialgroup import Search, TrialGroup, TrialState
@@ -86,6 +87,7 @@ class SweepPlan:
         space: what the configs are drawn from; ``None`` where a searcher of the user's suggests them.
         points: configs that are tried first.
         starts: the states from which trials of points start, by the trial's number.
+        reuse: finds states of earlier runs; ``None`` if all is to be computed.
         takes_other_code: whether a driver may run other code than the first one of a shared folder.
     """
 
@@ -115,6 +117,7 @@ class SweepPlan:
     space: Space | ConditionalSpace | None = None
     points: Sequence[Mapping[str, Any]] = ()
     starts: Mapping[int, StartFrom] = field(default_factory=dict)
+    reuse: Reuse | None = None
     takes_other_code: bool = False
 
     @property
@@ -281,22 +284,28 @@ def with_starts(points: Any) -> tuple[Any, dict[int, StartFrom]]:
     return configs, starts
 
 
-def require_budgets_beyond(starts: Mapping[int, StartFrom], algorithm: str, first: int) -> None:
+def require_budgets_beyond(starts: Mapping[int, StartFrom], algorithm: str, first: int, budget: int) -> None:
     """Refuses points that have done all iterations after which their trials would be compared, or end.
 
     Args:
         starts: from where trials of points start, by number.
         algorithm: its name.
         first: iterations that a trial runs before that.
+        budget: most iterations of a trial.
 
     Raises:
         InvalidFieldError: one has.
     """
     for place, start in starts.items():
         if start.at is not None and start.at >= first:
-            reason = f"starts after {start.at} iterations, and algorithm={algorithm!r} looks at trials after {first}"
-            hint = "give a larger budget, or min_budget, or algorithm='random' or 'tpe', which run each to its budget"
-            raise InvalidFieldError(f"points[{place}]", start.parent, f"{reason}: {hint}")
+            looks = f"algorithm={algorithm!r} looks at trials after {first}"
+            hint = "give a larger min_budget, or algorithm='random', which runs each to its budget"
+            if start.at >= budget:
+                looks, hint = f"budget={budget} counts those, too", "give a larger budget"
+            elif algorithm == "pbt":
+                hint = "give PBT(ready=) more"
+            reason = f"starts after {start.at} iterations, and {looks}: {hint}"
+            raise InvalidFieldError(f"points[{place}]", start.parent, reason)
 
 
 class SweepFailedError(FluidError):

@@ -9,46 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from fluid.errors import InvalidFieldError
-from fluid.search.population import PBT, Explorer, Population, Standing
-from fluid.search.space import ConditionalSpace, Space
+from fluid.search.population import Standing
 from fluid.session.folder.keeper import how_to_save, may_be_saved
 from fluid.sweeping.plan import SweepTrial
 from fluid.sweeping.resuming import EarlierTrial
 
-#: Sets these random numbers apart from those of the configs that members begin with.
-_STREAM = 1
 
-
-def make_population(
-    options: PBT,
-    trainable: Any,
-    space: Space | ConditionalSpace | None,
-    budget: int,
-    samples: int,
-    seed: int | None,
-) -> Population:
-    """Makes what decides in a sweep of population based training.
-
-    Args:
-        options, trainable, space, budget, samples, seed: of the sweep.
+def require_savable(trainable: Any) -> None:
+    """Checks that a member can go on from another one's state.
 
     Raises:
-        InvalidFieldError: its trials cannot be saved, or nothing is known of how values are near each other.
+        InvalidFieldError: trials of this trainable cannot be saved.
     """
     if not may_be_saved(trainable):
         reason = f"cannot be saved, so no member can go on from another's state: {how_to_save(trainable)}"
         raise InvalidFieldError("trainable", trainable, reason)
-    if not isinstance(space, Space):
-        reason = "must be a dict of names and values for 'pbt', which changes the values of a config one by one"
-        raise InvalidFieldError("space", space, reason)
-    if not space.domains:
-        reason = "must have values to choose for 'pbt', which changes those of the best: uniform(0, 1), or a list"
-        raise InvalidFieldError("space", dict(space.constants), reason)
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_STREAM,)))
-    return Population(options, budget, samples, Explorer(space, options.resample, options.perturb, rng))
 
 
 def next_id(trial_id: str, name: str) -> str:

@@ -63,7 +63,7 @@ class SweepTrials:
         #: When all that are to rest had left their devices; ``None`` before.
         self._rested_at: float | None = None
         #: The trainable as it is at the start of the sweep, whose trials are submitted in steps.
-        self._submission = Submission(plan.seed)
+        self._submission = Submission(plan.seed, plan.reuse)
         #: While an earlier session's events are taken: what the trials are to be stopped with, by id.
         self._replayed: dict[str, str | Failure] | None = None
         #: Meanwhile: the rung that each trial came to last, and its score.
@@ -158,12 +158,22 @@ class SweepTrials:
         )
         made = self.enter(trial, exploit.follow_up_iterations, parent=parent, at=exploit.at)
         if self._replayed is None:
-            self.submit([made])
+            try:
+                self.submit([made])
+            except InvalidFieldError as error:
+                reason = f"cannot be trained by 'pbt': trial {error.value!r} {error.reason}"
+                raise InvalidFieldError("trainable", self._plan.trainable, reason) from error
         elif (past := self._past.get(made.id)) is not None:
             require_same(made, past)
         else:
             self._unsubmitted.append(made)
         return trial
+
+    def is_over(self, trial: SweepTrial) -> bool:
+        """Whether a trial has ended for good, also if its end was not told yet."""
+        if self._replayed is not None or self.handle is None:
+            return False
+        return self.handle.standing().states[trial.trial_id].is_over
 
     def _standing(self, number: int, loser: int) -> Standing:
         """How a member of a population stands, if another one may give up for its state."""

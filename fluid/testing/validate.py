@@ -339,11 +339,13 @@ def _residence(state: EngineState, trial: TrialRecord) -> Iterator[str]:
 
 def _progress(state: EngineState, trial: TrialRecord) -> Iterator[str]:
     progress = trial.progress
-    if not 0 <= progress.done <= progress.budget:
+    # A fork may be given a state that is beyond its budget, which its search may still extend.
+    budget = max(progress.budget, progress.starts_at)
+    if not 0 <= progress.done <= budget:
         yield f"{progress.done} iterations done, of {progress.budget}"
-    if progress.reported > progress.budget and not progress.finished_early:
+    if progress.reported > budget and not progress.finished_early:
         yield f"iteration {progress.reported} reported, of {progress.budget}"
-    most = max(progress.budget, progress.granted * progress.finished_early)
+    most = max(budget, progress.granted * progress.finished_early)
     if trial.placement.launched and not progress.done <= progress.granted <= most:
         yield f"{progress.done} done, granted up to {progress.granted} of {progress.budget}"
     at_work = trial.state is TrialState.RUNNING and trial.placement.preemption is None

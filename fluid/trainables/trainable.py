@@ -83,6 +83,15 @@ def can_save(trainable: Any) -> bool:
     return can and not says_it_reports_states(trainable)
 
 
+def can_restore(trainable: Any) -> bool:
+    """Whether a trial of a trainable may go on from a state; of a function that reports, only its trials can tell."""
+    if is_only_replayed(trainable) or takes_state(trainable):
+        return True
+    if inspect.isclass(trainable):
+        return _defines(trainable, "load_checkpoint")
+    return not inspect.isgeneratorfunction(_function_of(trainable))
+
+
 def takes_state(trainable: Any) -> bool:
     """Whether a function takes its state: it has, after the config, a parameter ``state`` that is not bound."""
     if inspect.isclass(trainable) or not callable(trainable):

@@ -170,7 +170,7 @@ class Hand:
                 self.ready(lane.lane_id)
         for trial_id, state in self.states().items():
             if state == "STARTING":
-                self.started(trial_id)
+                self.started(trial_id, self.trial(trial_id).residence.restart_at)
 
     def iterate(self, trial_id: str, times: int = 1, *, seconds: float = 1.0, **more: Any) -> list[Command]:
         """Has a trial finish iterations, one instant each; returns the commands of the last."""

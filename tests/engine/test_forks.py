@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 from engine_helpers import Hand, none, only
 
-from fluid.engine.commands import Command, Fork, ForkSaved, NoteQueued, ReportEnd, Save, StartTrial
+from fluid.engine.commands import Call, Command, Fork, ForkSaved, NoteQueued, ReportEnd, RunIteration, Save, StartLane, StartTrial
 from fluid.engine.events import (
     BudgetExtended,
+    CallRequested,
     Checkpoint,
     GroupRecovered,
+    GroupSubmitted,
+    LaneReady,
     PauseRequested,
     ResumeRequested,
     StartState,
+    TrialCalled,
     TrialForked,
     TrialHistory,
     TrialsAdded,
@@ -79,8 +83,36 @@ def test_an_iteration_to_come_is_asked_for_at_once_and_again_in_another_lane() -
 def test_the_newest_state_of_a_trial_without_an_iteration_is_that_of_its_first_one() -> None:
     hand = Forking(2)
     hand.submit("a", budget=6)
-    assert none(hand.fork("b"), Fork)
-    assert only(hand.started("a"), Fork).at == 1
+    assert only(hand.fork("b"), Fork).at == 1
+    assert none(hand.started("a"), Fork)
+
+
+def test_the_newest_state_of_a_trial_that_repeats_lost_iterations_is_the_last_that_it_has_reported() -> None:
+    hand = running(devices=1)
+    hand.lose(hand.lane("a"))
+    asked = [*hand.fork("b"), *hand.ready(hand.trial("a").placement.lanes[0]), *hand.started("a")]
+    assert only(asked, Fork).at == 2
+
+
+def test_a_lane_is_told_of_forks_together_with_what_starts_their_parent() -> None:
+    hand = Forking(0)
+    fork = TrialSpec("b", 6, start=StartState("a", 1))
+    hand.do(GroupSubmitted(hand.now, "group of a", (TrialSpec("a", 6), fork)))
+    hand.add_device(0)
+    (lane,) = (item for item in hand.log if isinstance(item, StartLane))
+    commands = hand.do(LaneReady(hand.now, lane.lane_id))
+    assert only(commands, StartTrial).trial_id == "a" and only(commands, Fork).at == 1
+    assert commands.index(only(commands, StartTrial)) < commands.index(only(commands, Fork))
+
+
+def test_a_lane_to_which_a_parent_goes_is_told_of_its_forks_with_that() -> None:
+    hand = running(devices=1)
+    hand.do(PauseRequested(hand.now, "a"))
+    hand.iterate("a")
+    hand.paused("a")
+    assert hand.states()["a"] == "PAUSED" and none(hand.fork("b", at=4), Fork)
+    commands = hand.do(ResumeRequested(hand.now, "a"))
+    assert only(commands, RunIteration) and only(commands, Fork).at == 4
 
 
 def test_a_trial_that_is_done_gives_its_last_state_from_its_lane_or_its_checkpoint() -> None:
@@ -248,6 +280,22 @@ def test_a_search_may_extend_a_fork_whose_budget_the_newest_state_has_used_up() 
     assert hand.reports("b") == [4, 5] and hand.end("b") == "DONE"
 
 
+def test_a_fork_from_a_state_beyond_its_budget_is_extended_and_called_as_others() -> None:
+    hand = running()
+    hand.fork("b", budget=1, extends=True)
+    hand.do(CallRequested(hand.now, "b", call_id=1, method="m", payload=b""))
+    hand.iterate("a")
+    start = only(hand.forked("b", 3, lane_id=hand.lane("a")), StartTrial)
+    assert start.checkpoint == Checkpoint(3, "b/3", in_memory=True) and start.iterations == 0
+    lane = hand.lane("b")
+    assert only(hand.started("b", 3), Call).call_id == 1
+    hand.do(TrialCalled(hand.now, "b", lane, call_id=1))
+    end = only(hand.do(BudgetExtended(hand.now, "b", iterations=1)), ReportEnd)
+    assert end.state == "DONE"  # Two iterations, of which it has three.
+    more = hand.do(BudgetExtended(hand.now, "b", iterations=2))
+    assert only(more, RunIteration).iterations == 1
+
+
 def test_a_checkpoint_that_its_trial_has_left_behind_is_looked_for_again() -> None:
     hand = running(isolated=True)
     hand.iterate("a", 4)
@@ -255,10 +303,9 @@ def test_a_checkpoint_that_its_trial_has_left_behind_is_looked_for_again() -> No
     assert only(hand.fork("b", budget=9), ForkSaved).checkpoint.iteration == 6
     hand.extend("a")
     hand.start_all()
-    assert hand.states()["a"] == "RUNNING"
     gone = hand.forked("b", 0, problem="FileNotFoundError: the checkpoint of iteration 6 is gone")
     assert only(gone, Fork).lane_ids == (hand.lane("a"),)
-    hand.iterate("a")
+    hand.iterate("a", 7)
     hand.forked("b", 7, lane_id=hand.lane("a"))
     assert hand.trial("b").awaits == "" and hand.trial("b").residence.restart_at == 7
 

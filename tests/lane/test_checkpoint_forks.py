@@ -133,6 +133,18 @@ def test_a_damaged_state_is_none_to_start_from(tmp_path: Path) -> None:
         store.fork_saved("b", "a", original)
 
 
+def test_another_copy_of_a_state_serves_where_the_first_one_is_damaged_or_being_deleted(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    original = store.save("a", 3, write).path
+    state = data(original)
+    folder = MemoryFolder(str(tmp_path / "memory"), str(tmp_path / "run"))
+    (kept,) = [one for one in folder.scan()[0] if one.path == original]
+    assert folder.to_disk(kept) is not None
+    shutil.copytree(store.fork("c", store.fork_saved("b", "a", original).path).path, original, dirs_exist_ok=True)
+    os.truncate(Path(original, "state", "data"), 1)
+    assert data(store.fork_saved("d", "a", original).path) == state
+
+
 def test_a_state_of_another_run_comes_with_its_trials_files_and_not_with_those_of_a_namesake(tmp_path: Path) -> None:
     def keep(folder: str) -> None:
         write(folder)

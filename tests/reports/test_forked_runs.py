@@ -262,7 +262,7 @@ def test_shared_runs_are_no_trials_of_the_user(shared: Path, capsys: Captured) -
 def test_why_tells_of_shared_iterations_and_of_the_shared_run(shared: Path, capsys: Captured) -> None:
     told = story(shared, "a")
     assert f"its first 4 iterations are run once for several trials, by '{SHARED}'" in told
-    assert f"iterations 1 to 4 are those of the shared run '{SHARED}'" in told
+    assert f"iterations 1 to 4 are those of '{SHARED}'" in told
     assert "ran iterations 5 to 6 on cpu 0" in told
     assert "ran iterations 1" not in told
     main(["why", str(shared), SHARED])
@@ -386,7 +386,7 @@ def test_a_click_on_the_forks_follows_a_trial_and_none_follows_a_shared_run(
         x, y = page.corner("#forks")
         page.click((x + 1000, y + 8 + 33))
         assert page.text("#detail h3") == "a"
-        assert f"iterations 1 to 4 are those of the shared run '{SHARED}'" in page.text("#detail")
+        assert f"iterations 1 to 4 are those of '{SHARED}'" in page.text("#detail")
         x, y = page.corner("#forks")  # The panel beside it has made it narrower, and maybe moved it.
         page.move((x + 300, y + 8 + 11))
         assert page.text("#tooltip").startswith(f"{SHARED}\nto iteration 4")

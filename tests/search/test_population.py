@@ -94,6 +94,14 @@ def test_the_worst_goes_on_from_the_best_and_nobody_waits() -> None:
     assert (exploit.budget, exploit.follow_up_iterations) == (14, 26)
 
 
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_a_member_keeps_its_state_if_the_other_has_ended_meanwhile(synchronous: bool) -> None:
+    members = Members(PBT(ready=5, synchronous=synchronous), samples=2)
+    members.reach(0, 0.0)
+    assert members.reach(1, 1.0).forked[0].trial == 1
+    assert members.population.keeps(1).budget == 10
+
+
 def test_the_first_one_to_come_has_nobody_to_exploit() -> None:
     members = Members(PBT(ready=5), samples=4)
     assert members.reach(2, 9.0).promoted[0].trial == 2

@@ -21,6 +21,13 @@ def sleep(config: dict[str, Any]) -> Any:
         yield {"loss": config["x"] / step}
 
 
+def sleep_on(config: dict[str, Any], state: int | None = None) -> Any:
+    """As :func:`sleep`, and can be saved."""
+    for step in range(1 + (state or 0), 100):
+        time.sleep(config["seconds"])
+        yield {"loss": config["x"] + 0.1 / step}, step
+
+
 class Watcher(fluid.TrialListener):
     """Takes forecasts while a sweep runs."""
 
@@ -44,13 +51,15 @@ class Watcher(fluid.TrialListener):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "seconds"), [("asha", 0.15), ("hyperband", 0.08), ("random", 0.04)])
+@pytest.mark.parametrize(
+    ("algorithm", "seconds"), [("asha", 0.15), ("hyperband", 0.08), ("random", 0.04), ("pbt", 0.06)]
+)
 def test_a_sweep_is_forecast_while_it_runs(algorithm: str, seconds: float, tmp_path: Any) -> None:
     watcher = Watcher()
     with FluidExecutor(backend="local", devices=2, max_packing=1, verbose=0, run_dir=tmp_path / "run") as executor:
         watcher.executor = executor
         fluid.run(
-            *(sleep, {"x": uniform(0, 1), "seconds": seconds}),
+            *(sleep_on if algorithm == "pbt" else sleep, {"x": uniform(0, 1), "seconds": seconds}),
             metric="loss",
             algorithm=algorithm,
             samples=16,

@@ -78,8 +78,10 @@ def test_losers_go_on_from_the_states_of_winners(executor: FluidExecutor, synchr
         suffixes = ["", *(f".{count}" for count in range(1, len(chain)))]
         assert [trial.trial_id.partition(number)[2] for trial in chain] == suffixes
         assert [trial.state for trial in chain] == ["STOPPED"] * (len(chain) - 1) + ["DONE"]
-        assert iterations(chain[0])[0] == 1 and iterations(chain[-1])[-1] == 12
-        for trial in chain:
+        assert iterations(chain[0])[0] == 1
+        # One whose parent had come to the budget meanwhile has nothing left to do.
+        assert chain[-1].iteration == 12 or not (synchronous or chain[-1].results)
+        for trial in filter(iterations, chain):
             assert iterations(trial) == list(range(iterations(trial)[0], trial.iteration + 1))
             # The state came along: it has been trained as often as the iterations are numbered.
             assert [one.metrics["past"] for one in trial.results] == iterations(trial)
@@ -87,6 +89,7 @@ def test_losers_go_on_from_the_states_of_winners(executor: FluidExecutor, synchr
     assert all(one.metrics["first"] in firsts for trial in result.trials for one in trial.results)
     if synchronous:
         assert {iterations(trial)[0] % 3 for trial in result.trials} == {1}
+        assert all(trial.results for trial in result.trials)
     errors = [one.metrics["error"] for trial in result.trials for one in trial.results]
     assert result.best.value == min(errors)
 
@@ -115,21 +118,6 @@ def test_synchronous_members_do_the_same_each_time(executor: FluidExecutor) -> N
     assert done("same-again", 5) == first and done("other", 6) != first
 
 
-def test_members_advance_evenly_on_few_devices(executor: FluidExecutor) -> None:
-    seen: list[tuple[str, int]] = []
-
-    class Listen(fluid.TrialListener):
-        def on_result(self, result: fluid.Result) -> None:
-            seen.append((result.trial_id.rpartition("-")[2].partition(".")[0], result.iteration))
-
-    sweep(executor, samples=8, budget=20, algorithm=PBT(ready=2), callbacks=[Listen()])
-    done: dict[str, int] = {}
-    for number, iteration in seen:
-        done[number] = iteration
-        if len(done) == 8:
-            assert max(done.values()) - min(done.values()) <= 6
-
-
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_a_member_that_fails_leaves_the_population(executor: FluidExecutor, synchronous: bool) -> None:
     result = sweep(executor, failing, algorithm=PBT(ready=3, resample=0, synchronous=synchronous), samples=8)
@@ -142,15 +130,14 @@ def test_a_member_that_fails_leaves_the_population(executor: FluidExecutor, sync
 def test_a_member_that_is_nan_exploits_another(executor: FluidExecutor) -> None:
     result = sweep(executor, diverging, algorithm=PBT(ready=2, resample=0, perturb=(1.0,)))
     lost = [chain for chain in chains(result).values() if chain[0].config["rate"] > 0.6]
-    assert lost and all(len(chain) == 2 and chain[0].iteration <= 4 for chain in lost)
+    assert lost and all(len(chain) >= 2 and chain[0].iteration <= 4 for chain in lost)
     assert all(not math.isnan(chain[-1].metrics["error"]) for chain in lost)
 
 
 def test_a_metric_that_comes_late_is_awaited(executor: FluidExecutor) -> None:
     result = sweep(executor, late, algorithm=PBT(ready=2))
-    assert not result.failures
-    assert len(result.trials) > 6
-    assert all(chain[-1].iteration == 12 for chain in chains(result).values())
+    assert not result.failures and len(result.trials) > 6
+    assert all(chain[-1].iteration == 12 or not chain[-1].results for chain in chains(result).values())
 
 
 def test_members_that_end_by_themselves(executor: FluidExecutor) -> None:
@@ -209,10 +196,22 @@ def refused(**options: Any) -> InvalidFieldError:
     return caught.value
 
 
+def test_a_function_that_reports_no_state_is_refused_at_the_first_exploit(executor: FluidExecutor) -> None:
+    def silent(config: dict[str, Any]) -> None:
+        for iteration in range(1, 100):
+            fluid.report({"error": config["rate"] / iteration})
+
+    with pytest.raises(InvalidFieldError, match=r"trainable=.*cannot be trained by 'pbt': .*cannot be saved"):
+        sweep(executor, silent)
+
+
 def test_drivers_do_not_share_a_population(tmp_path: Path) -> None:
-    with pytest.raises(InvalidFieldError, match=r"join=True: cannot be with algorithm='pbt'.*one driver has all"):
-        with FluidExecutor(backend="local", devices=1, run_dir=tmp_path / "run", join=True, verbose=0):
-            fluid.run(member, SPACE, metric="error", algorithm="pbt")
+    match = r"join=True: cannot be with algorithm='pbt'.*one driver has all"
+    with (
+        FluidExecutor(backend="local", devices=1, run_dir=tmp_path / "run", join=True, verbose=0),
+        pytest.raises(InvalidFieldError, match=match),
+    ):
+        fluid.run(member, SPACE, metric="error", algorithm="pbt")
 
 
 def _function(trial: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import fluid
 from fluid.rehearsal import ReplayedIteration
-from fluid.search import AskTell, loguniform
+from fluid.search import PBT, AskTell, loguniform
 
 SPACE = {"lr": loguniform(1e-4, 1e-1)}
 
@@ -49,8 +49,8 @@ def table(result: Any) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.parametrize("algorithm", ["asha", "hyperband", "sha", "random", "tpe"])
-def test_the_same_seed_gives_the_same_sweep(algorithm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["asha", "hyperband", "sha", "random", "tpe", PBT(), PBT(synchronous=True)])
+def test_the_same_seed_gives_the_same_sweep(algorithm: str | PBT, tmp_path: Path) -> None:
     if algorithm == "tpe":
         pytest.importorskip("optuna")
     begun = time.monotonic()
@@ -58,7 +58,32 @@ def test_the_same_seed_gives_the_same_sweep(algorithm: str, tmp_path: Path) -> N
     second, same_end = rehearse(tmp_path / "second", algorithm=algorithm)
     assert table(first) == table(second) and end == same_end
     assert 2.0 * (time.monotonic() - begun) < end
-    assert len(first.trials) == 16 and first.best.value < 1.5
+    members = {trial.trial_id.rpartition("-")[2].partition(".")[0] for trial in first.trials}
+    assert len(members) == 16 and first.best.value < 1.5
+    assert len(first.trials) == 16 or isinstance(algorithm, PBT)
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+@pytest.mark.parametrize("devices", [1, 3])
+def test_a_population_advances_evenly_and_exploits_cost_no_iterations(
+    devices: int, synchronous: bool, tmp_path: Path
+) -> None:
+    seen: list[tuple[str, int]] = []
+
+    class Listen(fluid.TrialListener):
+        def on_result(self, result: fluid.Result) -> None:
+            seen.append((result.trial_id.rpartition("-")[2].partition(".")[0], result.iteration))
+
+    options = PBT(ready=2, synchronous=synchronous)
+    given = {"trainable": Even, "samples": 8, "budget": 20, "devices": devices, "callbacks": [Listen()]}
+    result, end = rehearse(tmp_path, algorithm=options, **given)
+    done = dict.fromkeys((number for number, _ in seen), 0)
+    for number, iteration in seen:
+        done[number] = iteration
+        assert max(done.values()) - min(done.values()) <= 5
+    # Alone on a device, each that does not wait is compared with others that have done less.
+    assert len(result.trials) > (8 if synchronous or devices > 1 else 7) and set(done.values()) == {20}
+    assert end <= 60.0 * 20 * (8 / devices) * 1.2
 
 
 def test_a_time_budget_is_virtual(tmp_path: Path) -> None:

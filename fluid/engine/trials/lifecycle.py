@@ -143,7 +143,13 @@ class Lifecycle:
         self._core.watching.launched(trial, self._core.now, iterates=False)
         iterations, checkpoint = trial.progress.grant(self._core.limit_of(trial)), trial.residence.checkpoint
         self._core.commands.append(
-            StartTrial(trial.trial_id, trial.placement.lanes, iterations=iterations, checkpoint=checkpoint)
+            StartTrial(
+                trial.trial_id,
+                trial.placement.lanes,
+                iterations=iterations,
+                checkpoint=checkpoint,
+                must_restore=trial.spec.start is not None,  # Its own beginning is another trial.
+            )
         )
 
     def _resume(self, trial: TrialRecord) -> None:

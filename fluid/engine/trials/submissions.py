@@ -184,7 +184,11 @@ class Submissions:
                 wanted_again(trial)
             if trial.placement.launched and trial.state is not TrialState.STARTING:
                 core.report_start(trial)
-        if trial.state is TrialState.DONE:
+        if trial.state is TrialState.DONE and trial.progress.done >= trial.progress.budget:
+            # A fork from a state that is beyond its budget.
+            core.groups[trial.group_id].count(trial)
+            core.report_end(trial)
+        elif trial.state is TrialState.DONE:
             core.groups[trial.group_id].open += 1
             for extended in core.policies.extended:
                 extended(trial)

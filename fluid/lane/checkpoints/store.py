@@ -188,7 +188,7 @@ class CheckpointStore:
         for place in self._copies(parent, path) if is_ours else [path]:
             try:
                 made = self.fork(child, place)
-            except FileNotFoundError as error:
+            except OSError as error:  # It is gone, or about to be: another copy will do.
                 problem = problem or error
                 continue
             try:

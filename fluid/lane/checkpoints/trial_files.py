@@ -48,19 +48,16 @@ def _copy_within(source: str, target: str, root: str, new_root: str) -> None:
         found = list(entries)
     for entry in found:
         path, copy = entry.path, os.path.join(target, entry.name)
-        try:
+        with suppress(FileNotFoundError):  # A thread of the parent's has just deleted it.
             mode = entry.stat(follow_symlinks=False).st_mode
             if stat.S_ISLNK(mode):
                 os.symlink(_moved(os.readlink(path), root, new_root), copy)
             elif stat.S_ISREG(mode):
                 shutil.copy2(path, copy)
-        except FileNotFoundError:  # A thread of the parent's has just deleted it.
-            continue
-        if stat.S_ISDIR(mode):
-            os.mkdir(copy, 0o700)
-            with suppress(FileNotFoundError):
+            elif stat.S_ISDIR(mode):
+                os.mkdir(copy, 0o700)
                 _copy_within(path, copy, root, new_root)
-            shutil.copystat(path, copy, follow_symlinks=False)
+                shutil.copystat(path, copy, follow_symlinks=False)
 
 
 def _moved(link: str, root: str, new_root: str) -> str:

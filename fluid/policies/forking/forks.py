@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from fluid.engine.commands import Fork, ForkSaved
+from fluid.engine.commands import Fork, ForkSaved, StartTrial
 from fluid.engine.core import Claims, SessionState
 from fluid.engine.events import (
     Checkpoint,
@@ -26,7 +26,7 @@ from fluid.engine.events import (
     TrialSpec,
 )
 from fluid.engine.policy import Check, Handler, Policy
-from fluid.engine.records import Stage, TrialRecord
+from fluid.engine.records import TrialRecord
 from fluid.engine.trials.calls import Calls
 from fluid.errors import InvalidFieldError
 from fluid.trialgroup import TrialState
@@ -80,9 +80,8 @@ class Forks(Policy):
                 if parent is not None:
                     _require_state(spec, spec.start, parent)
                 elif spec.start.parent not in known:
-                    reason = (
-                        "is no trial of this session" if spec.start.parent not in self._core.forgotten else "is over"
-                    )
+                    is_forgotten = spec.start.parent in self._core.forgotten
+                    reason = "was forgotten, with its state" if is_forgotten else "is no trial of this session"
                     raise InvalidFieldError("start_from", spec.start.parent, reason)
                 else:
                     _require_fits(spec, spec.start, known[spec.start.parent], known[spec.start.parent].budget)
@@ -99,8 +98,13 @@ class Forks(Policy):
         return f"waits for the state of {start.parent!r}{after}" if start.parent else "waits for its start state"
 
     def forgotten(self, trial: TrialRecord) -> None:
-        """Waits for nothing any more."""
+        """Waits for nothing any more; those that have just asked for its state get it, if it is saved."""
         self._drop(trial)
+        for child_id, wish in self._wishes.get(trial.trial_id, {}).items():
+            child = self._core.trials.get(child_id)
+            if child is not None and child.awaits and child.spec.start is not None:
+                if (saved := _saved_state(trial, child.spec.start)) is not None:
+                    self._copy(child, wish, saved)
 
     def _device_lost(self, event: DeviceLost) -> None:
         """A state may have been lost with its host: a queued trial that was to start from it waits for it again."""
@@ -124,20 +128,42 @@ class Forks(Policy):
             if not self._wishes.get(key):
                 self._wishes.pop(key, None)
 
+    def at_end(self) -> None:
+        """Asks the lanes of parents that were just told to start or to go on, before they have run an iteration."""
+        for command in self._core.commands if self._wishes else ():
+            wishes = self._wishes.get(getattr(command, "trial_id", ""), {})
+            if isinstance(command, StartTrial):  # Perhaps in a lane that it has left, and that was told before.
+                for wish in wishes.values():
+                    wish.asked = None if isinstance(wish.asked, int) else wish.asked
+            elif isinstance(command, Fork) and command.child in wishes:
+                wishes[command.child].asked = command.lane_ids[0]
+        for key, wishes in self._wishes.items():
+            parent = self._core.trials.get(key)
+            lane = None if parent is None else _lane_of(parent)
+            if parent is None or lane is None or not parent.state.holds_devices:
+                continue
+            for trial_id, wish in wishes.items():
+                trial = self._core.trials.get(trial_id)
+                if trial is None or wish.asked is not None or not trial.awaits:
+                    continue
+                start = trial.spec.start
+                if start is not None and not _is_done_before(trial, start) and not _is_beyond(parent, start, wish):
+                    self._ask_lane(trial, wish, parent, lane)
+
     def _ask(self, trial: TrialRecord, wish: _Wish, parent: TrialRecord | None) -> None:
         start = trial.spec.start
         assert start is not None
         if start.checkpoint is not None:
-            self._copy(trial, wish, start.checkpoint)
-        elif start.is_shared and start.at is not None and trial.progress.budget <= start.at:
-            if (
-                trial.calls or trial.restored_for_call
-            ):  # All its iterations are those of its parent, but for what a call makes of its state.
+            if not start.is_shared or trial.progress.budget >= (start.at or 0):  # Else it is done before it.
+                self._copy(trial, wish, start.checkpoint)
+        elif _is_done_before(trial, start):
+            # All its iterations are those of its parent, but for what a call makes of its state.
+            if trial.calls or trial.restored_for_call:
                 self._fail(trial, "a method of it was called")
+        elif isinstance(wish.asked, Checkpoint) or self._may_answer(start.parent, wish.asked):
+            return  # The answer is on its way.
         elif parent is None:
             self._fail(trial, f"{start.parent!r}, from which it was to start, was forgotten")
-        elif isinstance(wish.asked, Checkpoint) or self._may_answer(parent, wish.asked):
-            return  # The answer is on its way.
         elif (lane := _lane_of(parent)) is not None and not _is_beyond(parent, start, wish):
             if wish.asked != lane:
                 self._ask_lane(trial, wish, parent, lane)
@@ -146,18 +172,20 @@ class Forks(Policy):
         else:
             self._await(trial, wish, parent, start)
 
-    def _may_answer(self, parent: TrialRecord, lane_id: int | None) -> bool:
+    def _may_answer(self, parent_id: str, lane_id: int | None) -> bool:
         """Whether a lane that was told to save a state is still to tell of it, as the trial is about to leave it."""
         lane = None if lane_id is None else self._core.lanes.get(lane_id)
-        leaving = () if lane is None else (*lane.draining, *lane.dismissed)
-        saving = parent.residence.saving and parent.residence.lane == lane_id
-        return parent.trial_id in leaving or saving
+        if lane is None:
+            return False
+        parent = self._core.trials.get(parent_id)
+        saving = parent is not None and parent.residence.saving and parent.residence.lane == lane_id
+        return saving or parent_id in lane.draining or parent_id in lane.dismissed
 
     def _ask_lane(self, trial: TrialRecord, wish: _Wish, parent: TrialRecord, lane: int) -> None:
         assert trial.spec.start is not None
         at, done = trial.spec.start.at, parent.progress.done
-        if at is None and (not parent.state.holds_devices or done == 0):
-            at = max(1, done)  # There is no state of no iterations.
+        if at is None and (not parent.state.holds_devices or done < _newest(parent)):
+            at = _newest(parent)
         if at is not None and at > done and parent.state.ended:
             self._fail(trial, f"{parent.trial_id!r} has ended after {done} iterations, before the {at} wanted")
         elif parent.state.holds_devices or at == done:
@@ -177,11 +205,26 @@ class Forks(Policy):
             self._fail(trial, f"{name!r} is beyond iteration {start.at}, and no state of that is kept")
         elif parent.state.is_over:
             self._fail(trial, f"{name!r} is {parent.state.value} after {done} iterations, and the state is not kept")
+        elif parent.awaits and parent.spec.start is not None and parent.spec.start.checkpoint is not None:
+            return  # It is done as it begins, and its state comes from another session's run.
         elif parent.state is TrialState.DONE and not (parent.residence.saving or parent.residence.lane is not None):
-            if start.at is not None and start.at > done:
-                self._fail(trial, f"{name!r} has ended after {done} iterations, before the {start.at} wanted")
+            if (wanted := start.at or 1) > done:  # One that has ended by itself may have lost all that it had done.
+                self._fail(trial, f"{name!r} has ended after {done} iterations, before the {wanted} wanted")
             else:
                 self._calls.restore(parent, "its state is wanted", "give that to others")
+
+    @property
+    def wants_tick(self) -> bool:
+        """Soon, if trials still wait for one that has ended as others were started: they may never hear of it else."""
+        for key, wishes in self._wishes.items():
+            parent = self._core.trials.get(key)
+            if parent is not None and parent.state.is_over:
+                if any(self._is_left_behind(parent, wish) for wish in wishes.values()):
+                    return True
+        return False
+
+    def _is_left_behind(self, parent: TrialRecord, wish: _Wish) -> bool:
+        return not isinstance(wish.asked, Checkpoint) and not self._may_answer(parent.trial_id, wish.asked)
 
     # -- answers -------------------------------------------------------------------------------------------
 
@@ -196,7 +239,8 @@ class Forks(Policy):
         start = trial.spec.start
         wish = self._wishes.get(start.parent if start.checkpoint is None else "", {}).get(trial.trial_id)
         found = event.checkpoint
-        if found is not None and parent is not None and found.iteration > parent.progress.reported:
+        is_ahead = found is not None and parent is not None and found.iteration > parent.progress.reported
+        if is_ahead and start.checkpoint is None:
             if wish is not None:  # Of a lane that the parent has left, whose last iterations do not count.
                 wish.asked = None
             return
@@ -214,12 +258,18 @@ class Forks(Policy):
         durable = None if found.in_memory else found
         trial.residence = replace(trial.residence, checkpoint=found, durable=durable, checkpoint_is_current=True)
         trial.progress.reported = max(trial.progress.reported, found.iteration)
+        trial.progress.starts_at = found.iteration
         trial.spec = structs.replace(trial.spec, start=structs.replace(start, at=found.iteration))
         if is_used_up:  # It is done as it begins, and its search may extend it.
             trial.progress.restart(found.iteration)
             core.end(trial, TrialState.DONE, f"done: {start.parent!r} had come to iteration {found.iteration}")
+        elif trial.state is TrialState.PAUSED and start.is_shared and trial.progress.budget <= found.iteration:
+            trial.progress.restart(found.iteration)
+            core.end(trial, TrialState.DONE, f"done after {found.iteration} iterations of {start.parent!r}")
         elif trial.state is TrialState.PAUSED:
             core.enqueue(trial, f"starts from the state of {start.parent!r} after {found.iteration} iterations")
+        if trial.calls and trial.state is TrialState.DONE:
+            self._calls.restore(trial)
 
     def _refused(self, trial: TrialRecord, wish: _Wish, event: TrialForked) -> None:
         if event.is_past and event.lane_id is not None:
@@ -267,12 +317,21 @@ def _nothing(event: Event) -> None:
 
 
 def _lane_of(parent: TrialRecord) -> int | None:
-    """The lane that has a trial's present state, and can save it; ``None`` if there is none."""
+    """The lane that has a trial's present state, or was told to set it up, and can save it; ``None`` if there is none.
+
+    One that is told so together with what starts the trial saves it before another iteration.
+    """
     residence, place = parent.residence, parent.placement
     if residence.lane is not None:
         return residence.lane if not residence.saving else None
-    warming = parent.state is TrialState.RESIZING and place.move is not None and place.move.stage is Stage.WARMING
-    return place.hosts[0] if parent.state is TrialState.RUNNING or warming else None
+    if not place.launched or parent.state is TrialState.STOPPING:
+        return None
+    return place.stays_in[0] if place.stays_in else None
+
+
+def _is_done_before(trial: TrialRecord, start: StartState) -> bool:
+    """Whether a trial of a shared run needs no state of that: it runs no iteration of its own."""
+    return start.is_shared and start.at is not None and trial.progress.budget <= start.at
 
 
 def _is_beyond(parent: TrialRecord, start: StartState, wish: _Wish) -> bool:
@@ -297,7 +356,13 @@ def _saved_state(parent: TrialRecord, start: StartState) -> Checkpoint | None:
 
 def _is_newest(parent: TrialRecord) -> bool:
     """Whether the newest checkpoint has all that a trial has done."""
-    return parent.residence.restart_at == parent.progress.done > 0
+    return parent.residence.restart_at == parent.progress.done >= _newest(parent)
+
+
+def _newest(parent: TrialRecord) -> int:
+    """Iterations of a trial's newest state: also while it repeats some that were lost. There is no state of none."""
+    progress = parent.progress
+    return max(1, progress.done, min(progress.reported, progress.budget))
 
 
 def _require_state(spec: TrialSpec, start: StartState, parent: TrialRecord) -> None:
@@ -316,6 +381,9 @@ def _require_state(spec: TrialSpec, start: StartState, parent: TrialRecord) -> N
     if parent.state.is_over and not kept:
         reason = f"is {parent.state.value}, and no state of it is kept"
         raise InvalidFieldError("start_from", parent.trial_id, reason)
+    if start.at is None and parent.state.ended and spec.budget <= done and not spec.extends:
+        reason = f"is used up by the {done} iterations of trial {parent.trial_id!r}, from which the trial starts"
+        raise InvalidFieldError("budget", spec.budget, f"{reason}: give it more")
     if parent.progress.finished_early and start.at is not None and start.at > done:
         raise InvalidFieldError(
             "at", start.at, f"trial {parent.trial_id!r} has ended by itself after {done} iterations"
@@ -324,7 +392,7 @@ def _require_state(spec: TrialSpec, start: StartState, parent: TrialRecord) -> N
 
 def _require_fits(spec: TrialSpec, start: StartState, parent: TrialSpec, budget: int) -> None:
     if not parent.can_save:
-        reason = "cannot be saved, so that no other trial can start from its state: docs/trainables.md says what can"
+        reason = "cannot be saved, so that no other trial can start from its state: docs/running.md says what can"
         raise InvalidFieldError("start_from", parent.trial_id, reason)
     if start.at is not None and start.at > budget and not start.is_shared:
         reason = f"is beyond the budget of trial {parent.trial_id!r}, {budget} iterations: extend that first"

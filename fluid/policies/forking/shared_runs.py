@@ -24,6 +24,7 @@ from fluid.engine.events import (
     GroupRecovered,
     LaneLost,
     StopRequested,
+    TrialEvent,
     TrialFailed,
     TrialForgotten,
     TrialForked,
@@ -38,6 +39,16 @@ from fluid.trialgroup import TrialState
 
 #: The kind of failure of a shared run whose code has asked for what its trials do not agree on.
 PARTED = "parted"
+
+
+class IterationsKnown(TrialEvent, frozen=True):
+    """An earlier run has done iterations of a trial that starts from its state.
+
+    Attributes:
+        reports: of all iterations until then, in order, with their source.
+    """
+
+    reports: tuple[Report, ...]
 
 
 class SharedRuns(Policy):
@@ -70,6 +81,7 @@ class SharedRuns(Policy):
             **dict.fromkeys(ends, (None, self._look)),
             GroupRecovered: (None, self._recovered),
             BudgetExtended: (None, self._extended),
+            IterationsKnown: (None, self._known),
         }
 
     def _look(self, event: Event) -> None:
@@ -95,7 +107,7 @@ class SharedRuns(Policy):
 
     def _part(self, trial: TrialRecord) -> None:
         start = trial.spec.start
-        if start is not None and start.is_shared:
+        if start is not None and start.is_shared and start.checkpoint is None:
             self._followers.get(start.parent, {}).pop(trial.trial_id, None)
             self._is_due = True
 
@@ -120,7 +132,7 @@ class SharedRuns(Policy):
             trial.awaits = trial.awaits or "is done before it parts from its shared run"
             self._require_all(trial)
         for name in list(self._followers):
-            self._extend(name)
+            self._extend(self._core.trials.get(name))
 
     # -- reports -------------------------------------------------------------------------------------------
 
@@ -133,6 +145,15 @@ class SharedRuns(Policy):
             self._reports.setdefault(trial.trial_id, deque()).append(report)
         for each in followers:
             self._pass_on(each, report)
+
+    def _known(self, event: IterationsKnown) -> None:
+        """Reports to a trial, and to those that share it, what an earlier run has done."""
+        trial = self._core.trials.get(event.trial_id)
+        if trial is None or trial.state.is_over or trial.spec.start is None:
+            return
+        self._reports[event.trial_id] = deque(event.reports)
+        for report in event.reports:
+            self._pass_on(trial, report)
 
     def _pass_on(self, trial: TrialRecord, report: Report) -> None:
         """Reports what is news of a report to a trial, up to its budget, and up to where it parts from the run."""
@@ -174,26 +195,34 @@ class SharedRuns(Policy):
         start = None if trial is None else trial.spec.start
         if trial is None or start is None or not start.is_shared or not trial.awaits:
             return
-        self._extend(start.parent)
+        self._extend(self._run_of(trial))
         self._catch_up(trial)
         self._require_all(trial)
 
     def _require_all(self, trial: TrialRecord) -> None:
         """Has a trial run alone that has missed reports of its run: those of an earlier session are not at hand."""
-        assert trial.spec.start is not None
-        run = self._core.trials.get(trial.spec.start.parent)
-        wanted = 0 if run is None else min(run.progress.reported, self._end(trial), trial.progress.budget)
-        if run is None or trial.progress.reported < wanted:
-            self.stateless(trial, f"{trial.spec.start.parent!r}, which it shared, has gone on without it")
+        start, run = trial.spec.start, self._run_of(trial)
+        assert start is not None
+        is_gone = run is None and start.checkpoint is None
+        ahead = self._end(trial) if run is None else min(run.progress.reported, self._end(trial))
+        if is_gone or trial.progress.reported < min(ahead, trial.progress.budget):
+            self.stateless(trial, f"{start.parent!r}, which it shared, has gone on without it")
+
+    def _run_of(self, trial: TrialRecord) -> TrialRecord | None:
+        """The run of this session that a trial shares; ``None`` if it shares none, or one of another session."""
+        start = trial.spec.start
+        is_here = start is not None and start.is_shared and start.checkpoint is None
+        return self._core.trials.get(start.parent) if start is not None and is_here else None
 
     def _catch_up(self, trial: TrialRecord) -> None:
         """Reports to a trial what its run, and those that this is within, have done while it was not to go on."""
         start = trial.spec.start
         if start is None or not start.is_shared or not trial.awaits:
             return
-        if (run := self._core.trials.get(start.parent)) is not None:
+        if (run := self._run_of(trial)) is not None:
             self._catch_up(run)
-        for report in list(self._reports.get(start.parent, ())):
+        own = start.parent if start.checkpoint is None else trial.trial_id
+        for report in list(self._reports.get(own, ())):
             if report.iteration > trial.progress.reported:
                 self._pass_on(trial, report)
 
@@ -212,15 +241,13 @@ class SharedRuns(Policy):
             return trial.progress.budget
         return max(trial.progress.budget, self._needed(trial.trial_id))
 
-    def _extend(self, run: str) -> None:
+    def _extend(self, trial: TrialRecord | None) -> None:
         """Has a run, and those that it is within, go as far as their trials need them."""
-        trial = self._core.trials.get(run)
         while trial is not None and not trial.state.is_over and trial.state is not TrialState.STOPPING:
             further = self._needed(trial.trial_id) - trial.progress.budget
             if further > 0 and not trial.progress.finished_early:
                 self._submissions.budget_extended(BudgetExtended(self._core.now, trial.trial_id, further))
-            start = trial.spec.start
-            trial = self._core.trials.get(start.parent) if start is not None and start.is_shared else None
+            trial = self._run_of(trial)
 
     # -- ends ----------------------------------------------------------------------------------------------
 

@@ -23,9 +23,12 @@ def starts_from(start: Mapping[str, Any], name_of: NameOf) -> str:
         name_of: gives the names of trials.
     """
     parent, at = name_of(str(start["parent"])), start.get("at")
+    checkpoint = start.get("checkpoint")
+    if start.get("is_shared") and isinstance(checkpoint, Mapping):
+        first = count(int(at or 0), "iteration")
+        return f"its first {first} are those of an earlier run, whose state is {checkpoint.get('path')}"
     if start.get("is_shared"):
         return f"its first {count(int(at or 0), 'iteration')} are run once for several trials, by {parent!r}"
-    checkpoint = start.get("checkpoint")
     where = f" ({checkpoint.get('path')})" if isinstance(checkpoint, Mapping) else ""
     when = ", from its newest state" if at is None else f" after {count(int(at), 'iteration')}"
     return f"it starts from trial {parent!r}{where}{when}"
@@ -52,7 +55,7 @@ def shared_lines(iterations: Sequence[StoredIteration], name_of: NameOf) -> list
         run = list(of_source)
         first, last, name = run[0].number, run[-1].number, name_of(source)
         numbers = f"iteration {first} is that" if first == last else f"iterations {first} to {last} are those"
-        text = f"{numbers} of the shared run {name!r}, which ran them for all trials that agree until then"
+        text = f"{numbers} of {name!r}, which ran them for all trials that agree until then"
         found.append(StoryLine(run[-1].end, "shared", text, {"first": first, "last": last, "source": name}))
     return found
 

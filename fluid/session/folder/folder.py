@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from fluid._clock import ClockReading, timestamp
@@ -256,16 +257,23 @@ class RunFolder:
             os.fsync(file.fileno())  # Else a power cut may leave the new name with nothing in it.
         os.replace(draft, place / SESSION)
 
-    def write_trials(self, group_id: str, group: GroupLine, trials: Mapping[Trial, TrialPayload]) -> None:
+    def write_trials(
+        self,
+        group_id: str,
+        group: GroupLine,
+        trials: Mapping[Trial, TrialPayload],
+        contents: Mapping[str, tuple[str, int, str]] = MappingProxyType({}),
+    ) -> None:
         """Writes submitted trials, and the line of their group before the first of them.
 
         Args:
             group_id: the group's id.
             group: what its line says.
             trials: the trials, each with its pickles.
+            contents: what trials compute, by id (:class:`fluid.session.reuse.Content`), for later runs.
         """
         self.write_payloads(group_id, group.name, trials)
-        self.write_trial_lines(group_id, group, trials)
+        self.write_trial_lines(group_id, group, trials, contents)
 
     def write_payloads(self, group_id: str, name: str, trials: Mapping[Trial, TrialPayload]) -> None:
         """Writes what trials of a group are resumed from; of one that was written before, this counts from now on."""
@@ -277,13 +285,21 @@ class RunFolder:
                 del self._trainables[digest]
             raise
 
-    def write_trial_lines(self, group_id: str, group: GroupLine, trials: Mapping[Trial, TrialPayload]) -> None:
+    def write_trial_lines(
+        self,
+        group_id: str,
+        group: GroupLine,
+        trials: Mapping[Trial, TrialPayload],
+        contents: Mapping[str, tuple[str, int, str]] = MappingProxyType({}),
+    ) -> None:
         """Writes what reports show of trials, and the line of their group before the first of them."""
         if group_id not in self._groups:
             self._groups.add(group_id)
             _append_lines(self._trials, [_line(group.entry(group_id))])
         for batch in _batches(trials.items()):
-            entries = ({"group": group_id, "trial": trial.id, **_facts(trial, payload)} for trial, payload in batch)
+            entries = [{"group": group_id, "trial": trial.id, **_facts(trial, payload)} for trial, payload in batch]
+            for entry in entries if contents else ():
+                entry |= {"content": list(found)} if (found := contents.get(entry["trial"])) is not None else {}
             _append_lines(self._trials, map(_line, entries))
 
     def write_code_change(self, entry: Mapping[str, Any]) -> None:

@@ -532,5 +532,6 @@ def how_to_save(trainable: Any) -> str:
 
 def may_be_saved(trainable: Any) -> bool:
     """Whether trials of a trainable can be saved, at least once they have reported a state."""
-    reports_states = says_it_reports_states(trainable) or kind_of(trainable) in ("function", "ray_function")
-    return reports_states or can_save(trainable)
+    if can_save(trainable) or says_it_reports_states(trainable):
+        return True
+    return kind_of(trainable) in ("function", "ray_function")

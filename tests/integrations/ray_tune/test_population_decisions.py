@@ -6,6 +6,7 @@ the other's: the same trial, from the same one, with the same new config.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("ray")
+from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import PopulationBasedTraining, pbt
 
@@ -233,3 +235,62 @@ def test_there_are_many_exploits(synchronous: bool, monkeypatch: pytest.MonkeyPa
     options = PBT(ready=3, synchronous=synchronous)
     both = play(options, budget=300, members=16, seed=5, failures=0.0, patch=monkeypatch)
     assert len(both.exploits) > 100 and {exploit.trial for exploit in both.exploits} == set(range(16))
+
+
+# -- where Tune is wrong -----------------------------------------------------------------------------------
+
+
+def at_the_first_comparison(scores: list[float], *, fails: bool = False) -> tuple[Both, RungDecision]:
+    """Synchronous members whose first scores these are; the last one may fail before it has one."""
+    both = Both(PBT(ready=1, synchronous=True, quantile=0.25), budget=9, members=len(scores), seed=1)
+    for _ in scores:
+        both.controller.add().set_status(Trial.RUNNING)
+    decision = RungDecision()
+    for number, (trial, score) in enumerate(zip(both.controller.trials, scores, strict=True)):
+        both.iterations[number] = 1
+        if fails and number == len(scores) - 1:
+            Controller.fail(both.controller, trial, recovers=False)
+            decision = both.population.ended(number)
+        else:
+            both.controller.process(trial, {"training_iteration": 1, METRIC: score})
+            decision = both.population.reached(number, -score)
+    return both, decision
+
+
+def test_a_member_that_is_nan_trains_on_under_tune() -> None:
+    scores = [1.0, math.nan, 3.0, 4.0, math.nan, 0.5]
+    both, decision = at_the_first_comparison(scores)
+    lower, upper = both.scheduler._quantiles()
+    worst, best = ([both.controller.trials.index(one) for one in of] for of in (lower, upper))
+    assert [exploit.trial for exploit in decision.forked] == [1, 4, *worst] and worst == [5]
+    assert {exploit.parent for exploit in decision.forked} <= set(best)
+
+
+def test_members_that_wait_for_one_that_fails_wait_for_ever_under_tune() -> None:
+    both, decision = at_the_first_comparison([4.0, 3.0, 2.0, 1.0], fails=True)
+    assert both.scheduler.choose_trial_to_run(both.controller) is None
+    assert {trial.status for trial in both.controller.get_live_trials()} == {Trial.PAUSED}
+    assert [one.trial for one in decision.promoted] == [0, 1, 2]  # Tune has no state of any yet.
+
+
+@pytest.mark.parametrize(
+    ("domain", "value", "theirs", "ours"),
+    [
+        (tune.uniform(0.0, 1.0), 0.9, 1.08, math.nextafter(1.0, 0.0)),  # Out of the range.
+        (tune.randint(0, 10), 2, 2, 3),  # It never moves.
+        (tune.quniform(0.0, 1.0, 0.5), 0.5, 0.6, 1.0),  # Between two steps.
+        (tune.choice([1, 10, 100]), 10, 12, 100),  # Not one of them.
+        (tune.uniform(0.0, 2.0), 1, 1, 1.2),  # Whole for good, as it was first given as a whole number.
+    ],
+)
+def test_values_that_tune_gives(domain: Any, value: Any, theirs: Any, ours: Any) -> None:
+    found, _ = pbt._explore({"x": value}, {"x": domain}, 0.0, (1.2,), None)
+    assert found["x"] == pytest.approx(theirs)
+    explorer = Explorer(make_space({"x": domain}), 0.0, (1.2,), np.random.default_rng(0))
+    values = sorted({explorer.explore({"x": value})["x"] for _ in range(20)})
+    assert values[-1] == pytest.approx(ours) and values[:-1] in ([], [1])
+
+
+def test_a_choice_of_words_cannot_be_changed_under_tune() -> None:
+    with pytest.raises(TypeError):
+        pbt._explore({"x": "sgd"}, {"x": tune.choice(["sgd", "adam"])}, 0.0, (1.2,), None)
