@@ -3,9 +3,9 @@
     python benchmarks/shared_prefixes.py [--milliseconds 20] [--rounds 3] [--json FILE]
 
 The trials have one warm-up of 10 iterations, then 3 x 4 x 4 learning rates from iterations 10, 20 and 30 on, of 40:
-1,920 iterations, of which 640 are distinct. An iteration sleeps, so that the cores are no limit; two lanes run them.
-Each round runs the grid both ways in one executor each, the one that shares first in every other round. With
-``--flat``, the first values differ in three ways, so that there is less to share.
+1,920 iterations, of which 640 are distinct. An iteration sleeps, so that the cores are no limit; two devices run one
+trial each at a time. Each round runs the grid both ways in one executor each, the one that shares first in every other
+round. With ``--flat``, the first values differ in three ways, so that there is less to share.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def run_grid(options: argparse.Namespace, *, shares: bool) -> dict[str, float]:
             devices=2,
             run_dir=Path(folder) / "run",
             output=fluid.Output(verbose=0),
+            sharing=fluid.Sharing(max_packing=1),
             trial_options={"prefix": shares},
         )
         seconds = time.perf_counter() - begun

@@ -275,6 +275,9 @@ def run(
     if joins and resume:
         raise InvalidFieldError("resume", True, "cannot be with join=True, which goes on with what is there by itself")
     reused = reuse_of(reuse, seed)
+    if algorithm == "pbt" and reused is not None:
+        reason = "cannot be with algorithm='pbt', whose states follow from what all members have done: leave it out"
+        raise InvalidFieldError("reuse", reuse, reason)
     if joins and reused is not None:
         raise InvalidFieldError("reuse", reuse, "cannot be with join=True: the drivers would find other states")
     if joins and starts:

@@ -52,8 +52,10 @@ def test_the_network_learns_and_goes_on_from_a_checkpoint(benchmark: Any, tmp_pa
 
 def test_the_recorded_figures_are_those_that_the_docs_tell(benchmark: Any) -> None:
     found = json.loads((ROOT / "benchmarks" / "results" / "pbt.json").read_text())
-    told = found["summary"]
-    assert benchmark.summary(found["runs"]) == pytest.approx(told)
+    told, again = found["summary"], benchmark.summary(found["runs"])
+    assert set(told) == set(again) == set(benchmark.WAYS)
+    assert all(again[way] == pytest.approx(told[way]) for way in told)
+    assert told["ray_reuse_actors"]["ratio"] > 1.5 and told["fluid_no_exploits"]["ratio"] > 0.8
     assert benchmark.regret_table(found["regrets"]).row_count == len(found["regrets"]) + 1
 
 

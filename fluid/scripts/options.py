@@ -178,6 +178,7 @@ LEFT_OUT: Mapping[str, str] = {
     "trial_options": "has its fields as options",
     "requires": "is an object",
     "code": "is a script's file, which each start reads as it is then",
+    "reuse": "goes by the code of a trainable, and a script is a file",
 }
 #: What other libraries call options of these.
 PEERS: Mapping[str, str] = {

@@ -22,7 +22,7 @@ SPACE = {"rate": uniform(0.05, 0.9)}
 
 def slow(config: dict[str, Any], state: Any = None) -> Iterator[Any]:
     for iteration in range(1 + (state or 0), 100):
-        time.sleep(0.01)
+        time.sleep(0.03)
         yield {"error": config["rate"] / iteration}, iteration
 
 
@@ -44,7 +44,7 @@ def iterations(trial: fluid.TrialResult) -> list[int]:
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_a_time_budget_ends_it_for_now(synchronous: bool, tmp_path: Path) -> None:
     options = PBT(ready=2, synchronous=synchronous)
-    parts = [go_on(tmp_path / "run", algorithm=options, time_budget_s=1.2) for _ in range(2)]
+    parts = [go_on(tmp_path / "run", algorithm=options, time_budget_s=0.8) for _ in range(2)]
     assert parts[0].state == "UNFINISHED"
     result = go_on(tmp_path / "run", algorithm=options)
     assert result.state == "DONE" and not result.failures

@@ -229,6 +229,7 @@ def _function(trial: Any) -> None:
         ({"space": {"rate": 0.1}}, ("space=", "must have values to choose for 'pbt'", "uniform(0, 1)")),
         ({"metric": ("error", "past"), "mode": ("min", "min")}, ("metric=", "'pbt' compares trials by one metric")),
         ({"max_concurrent": 2}, ("max_concurrent=2", "give fewer samples")),
+        ({"reuse": True}, ("reuse=True", "cannot be with algorithm='pbt'")),
         ({"searcher": AskTell(dict, print)}, ("algorithm='pbt'", "must be one of asha, full")),
         ({"algorithm": "population"}, ("algorithm='population'", "did you mean 'pbt'?")),
         ({"algorithm": PBT}, ("algorithm=",)),

@@ -137,6 +137,8 @@ _log = logger_of(__name__)
 
 #: Seconds between two looks at how much memory is left.
 _LOOK_S = 2.0
+#: After a count for lanes that have ended, so many times as long passes before the next one: each trial's may end.
+_REST = 50.0
 #: Locked while checkpoints are chosen and moved; and by the host that makes room.
 _TURN, _LEADER = ".moving", ".keeper"
 
@@ -188,6 +190,8 @@ class CheckpointKeeper:
         self._lanes = 0
         #: Lanes that have ended since the last count, perhaps in the middle of a save.
         self._lost: set[int] = set()
+        #: When lanes that have ended are a reason to count anew.
+        self._recount_at = 0.0
         self._closing = threading.Event()
         #: Held by the thread that chooses and moves.
         self._turn = threading.Lock()
@@ -343,7 +347,7 @@ class CheckpointKeeper:
             for one in told:
                 if isinstance(one, RestoreSample):
                     self._costs.record(*one)
-            count |= bool(self._lost)
+            count |= bool(self._lost) and self._clock.now() >= self._recount_at
         use = self._ledger.limit(*self._limits(self._ledger.read().used))
         if wishes or count or (use.used > use.full_at and self._clock.now() >= self._retry_at):
             self._make_room(wishes)
@@ -360,6 +364,7 @@ class CheckpointKeeper:
     def _count(self) -> tuple[list[StoredCheckpoint], int]:
         """Counts what is in memory; returns that, and the bytes used."""
         found: list[StoredCheckpoint] = []
+        begun = self._clock.now()
         with self._lock:
             lost, self._lost = self._lost, set()
 
@@ -369,6 +374,7 @@ class CheckpointKeeper:
             return sum(one.bytes for one in found) + max(drafts, self._coming)
 
         used = self._ledger.recount(count).used
+        self._recount_at = self._clock.now() + _REST * (self._clock.now() - begun)
         self._largest = max((one.bytes for one in found), default=None)
         self._ledger.limit(*self._limits(used))
         return found, used
