@@ -254,6 +254,8 @@ class RandomSession:
         for position, command in enumerate(commands):
             if isinstance(command, Report):
                 assert command.iteration == self.reported_before(command.trial_id) + 1, command
+                if self.state.trials[command.trial_id].spec.is_shared_run:
+                    self.ends.pop(command.trial_id, None)  # The engine extends it as its trials need it.
                 assert command.trial_id not in self.ends, command
                 assert len(command.device_ids) == max(1, round(command.width)), command
                 self.reported[command.trial_id] = command.iteration
@@ -506,6 +508,8 @@ class RandomSession:
                 self.refused(event)
                 return
             self.handle(event)
+            if trial.state.is_over and trial.spec.start is not None:
+                return  # Its shared run had ended as others were started.
             assert trial.held and trial.row not in self.state.queue
             before = fingerprint(self.state)
             self.handle(event)

@@ -118,7 +118,7 @@ class Forks(Policy):
         for child_id, wish in self._wishes.get(trial.trial_id, {}).items():
             child = self._core.trials.get(child_id)
             start = None if child is None or not child.awaits else child.spec.start
-            if child is None or start is None or wish.asked is not None:
+            if child is None or start is None or wish.asked is not None or _needs_no_state(child, start):
                 continue
             if (lane := _lane_of(trial)) is not None and start.at in (None, trial.progress.done):
                 self._ask_lane(child, wish, trial, lane)
@@ -166,19 +166,17 @@ class Forks(Policy):
                 if trial is None or wish.asked is not None or not trial.awaits:
                     continue
                 start = trial.spec.start
-                if start is not None and not _is_done_before(trial, start) and not _is_beyond(parent, start, wish):
+                if start is not None and not _needs_no_state(trial, start) and not _is_beyond(parent, start, wish):
                     self._ask_lane(trial, wish, parent, lane)
 
     def _ask(self, trial: TrialRecord, wish: _Wish, parent: TrialRecord | None) -> None:
         start = trial.spec.start
         assert start is not None
-        if start.checkpoint is not None:
-            if not start.is_shared or trial.progress.budget >= (start.at or 0):  # Else it is done before it.
-                self._copy(trial, wish, start.checkpoint)
-        elif _is_done_before(trial, start):
-            # All its iterations are those of its parent, but for what a call makes of its state.
-            if trial.calls or trial.restored_for_call:
-                self._fail(trial, "a method of it was called")
+        if _needs_no_state(trial, start):
+            if trial.calls or trial.restored_for_call:  # A call makes something else of its state.
+                self._fail(trial, "its own state is wanted")
+        elif start.checkpoint is not None:
+            self._copy(trial, wish, start.checkpoint)
         elif isinstance(wish.asked, Checkpoint) or self._may_answer(start.parent, wish.asked):
             return  # The answer is on its way.
         elif parent is None:
@@ -224,13 +222,20 @@ class Forks(Policy):
             self._fail(trial, f"{name!r} is beyond iteration {start.at}, and no state of that is kept")
         elif parent.state.is_over:
             self._fail(trial, f"{name!r} is {parent.state.value} after {done} iterations, and the state is not kept")
-        elif parent.awaits and parent.spec.start is not None and parent.spec.start.checkpoint is not None:
-            return  # It is done as it begins, and its state comes from another session's run.
+        elif self._comes_from_elsewhere(parent):
+            return  # It is done as it begins, and its state is on its way.
         elif parent.state is TrialState.DONE and not (parent.residence.saving or parent.residence.lane is not None):
             if (wanted := start.at or 1) > done:  # One that has ended by itself may have lost all that it had done.
                 self._fail(trial, f"{name!r} has ended after {done} iterations, before the {wanted} wanted")
             else:
                 self._calls.restore(parent, "its state is wanted", "give that to others")
+
+    @staticmethod
+    def _comes_from_elsewhere(parent: TrialRecord) -> bool:
+        """Whether a parent waits itself for the state of another session's trial."""
+        start = parent.spec.start
+        waits = parent.awaits and start is not None and start.checkpoint is not None
+        return bool(waits) and start is not None and not _needs_no_state(parent, start)
 
     @property
     def wants_tick(self) -> bool:
@@ -347,9 +352,12 @@ def _lane_of(parent: TrialRecord) -> int | None:
     return place.stays_in[0] if place.stays_in else None
 
 
-def _is_done_before(trial: TrialRecord, start: StartState) -> bool:
-    """Whether a trial of a shared run needs no state of that: it runs no iteration of its own."""
-    return start.is_shared and start.at is not None and trial.progress.budget <= start.at
+def _needs_no_state(trial: TrialRecord, start: StartState) -> bool:
+    """Whether a trial of a shared run runs no iteration of its own; others may start from one of an earlier session."""
+    if not start.is_shared or start.at is None:
+        return False
+    budget = trial.progress.budget
+    return budget < start.at or (budget == start.at and start.checkpoint is None)
 
 
 def _is_beyond(parent: TrialRecord, start: StartState, wish: _Wish) -> bool:

@@ -20,15 +20,10 @@ from fluid.engine.core import SessionState
 from fluid.engine.events import (
     BudgetExtended,
     Event,
-    FailRequested,
     GroupRecovered,
-    LaneLost,
-    StopRequested,
     TrialEvent,
-    TrialFailed,
     TrialForgotten,
     TrialForked,
-    TrialReleased,
 )
 from fluid.engine.policy import Check, Handler, Policy
 from fluid.engine.records import TrialRecord
@@ -76,9 +71,9 @@ class SharedRuns(Policy):
 
     def events(self) -> Mapping[type[Event], tuple[Check | None, Handler]]:
         """Whatever changes who needs a run, or ends it."""
-        ends = (StopRequested, FailRequested, TrialForgotten, TrialForked, TrialFailed, TrialReleased, LaneLost)
         return {
-            **dict.fromkeys(ends, (None, self._look)),
+            TrialForked: (None, self._look),
+            TrialForgotten: (None, self._look),
             GroupRecovered: (None, self._recovered),
             BudgetExtended: (None, self._extended),
             IterationsKnown: (None, self._known),
@@ -100,10 +95,6 @@ class SharedRuns(Policy):
         self._part(trial)
         self._followers.pop(trial.trial_id, None)
         self._reports.pop(trial.trial_id, None)
-
-    def left(self, trial: TrialRecord) -> None:
-        """A run that has left its devices may have ended."""
-        self._is_due |= trial.trial_id in self._followers
 
     def _part(self, trial: TrialRecord) -> None:
         start = trial.spec.start
@@ -219,12 +210,12 @@ class SharedRuns(Policy):
         start = trial.spec.start
         if start is None or not start.is_shared or not trial.awaits:
             return
-        if (run := self._run_of(trial)) is not None:
-            self._catch_up(run)
         own = start.parent if start.checkpoint is None else trial.trial_id
         for report in list(self._reports.get(own, ())):
             if report.iteration > trial.progress.reported:
                 self._pass_on(trial, report)
+        if (run := self._run_of(trial)) is not None:
+            self._catch_up(run)  # What is news to the run is passed on to all that share it.
 
     def _end(self, trial: TrialRecord) -> int:
         """The iteration at which a trial parts from its run."""
@@ -253,10 +244,29 @@ class SharedRuns(Policy):
 
     def after_events(self) -> None:
         """Ends runs that nobody needs any more, and passes on what has become of one that could not serve."""
+        if self._followers:
+            self._is_due |= any(map(self._concerns, self._core.trials.touched))
         while self._is_due:
             self._is_due = False
             for run in list(self._followers):
                 self._settle(run)
+
+    def after_starts(self) -> None:
+        """The same is due where a run could not be started."""
+        if self._followers:
+            over = (trial_id for trial_id in self._core.trials.touched if trial_id in self._followers)
+            self._is_due |= any(self._core.trials[trial_id].state.is_over for trial_id in over)
+
+    @property
+    def wants_tick(self) -> bool:
+        """Soon, if a run has ended as trials were started, of which its trials are to hear."""
+        return self._is_due
+
+    def _concerns(self, trial_id: str) -> bool:
+        """Whether a trial is a run, or shares one."""
+        trial = self._core.trials.get(trial_id)
+        start = None if trial is None else trial.spec.start
+        return trial_id in self._followers or (start is not None and start.is_shared)
 
     def _settle(self, run: str) -> None:
         trial = self._core.trials.get(run)
