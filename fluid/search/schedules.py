@@ -522,6 +522,21 @@ def _parts_of(made: Schedule) -> tuple[str, dict[str, Any]]:
     return made._between, {str(start): value for start, value in zip(made._starts, made._values, strict=True)}
 
 
+def with_parts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A flat config in which each text of a schedule is replaced by the values of its parts.
+
+    Example:
+        >>> from fluid.search.schedules import with_parts
+        >>> with_parts({"lr": "schedule({0: 0.1, 20: 0.01})", "size": 8})
+        {'lr/0': 0.1, 'lr/20': 0.01, 'size': 8}
+    """
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        read = _read_text(value) if isinstance(value, str) and value.startswith(f"{NAME}(") else None
+        found.update({name: value} if read is None else {f"{name}/{part}": each for part, each in read[1].items()})
+    return found
+
+
 def _read_text(text: str) -> tuple[str, dict[str, Any]] | None:
     """The form and the parts of a schedule of which files have the text; ``None`` if it is none, or was cut."""
     try:

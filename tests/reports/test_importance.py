@@ -78,6 +78,17 @@ def test_conditional_hyperparameters_are_left_out() -> None:
     assert set(found.shares) == {"lr", "n"} and found.note == "left out: layers, momentum"
 
 
+def test_the_values_of_a_schedule_count_each() -> None:
+    pytest.importorskip("optuna")
+    pytest.importorskip("sklearn")
+    trials = [
+        ran(f"t{k}", {"lr": f"schedule({{0: 0.1, 10: {k % 6}, 20: {k // 6}}})"}, 10.0 * (k % 6) + k // 6)
+        for k in range(36)
+    ]
+    shares = importances(trials, LOSS).shares
+    assert set(shares) == {"lr/10", "lr/20"} and shares["lr/10"] > 0.9
+
+
 @pytest.mark.parametrize(
     ("trials", "why"),
     [

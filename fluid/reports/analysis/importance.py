@@ -18,6 +18,7 @@ from fluid.reports.tables.ranking import value_of
 from fluid.results.best import NOT_BEST
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, is_bookkeeping, is_number
+from fluid.search.schedules import with_parts
 from fluid.trialgroup import TrialState
 
 #: Fewest trials to judge by, and most trials times hyperparameters for functional ANOVA.
@@ -99,7 +100,7 @@ def importances_of(trials: Sequence[JudgedTrial], metric: str) -> Importances:
         note = f"needs {FEWEST_TRIALS} trials that reported it; there are {len(used)}"
         return Importances(metric, trials=len(used), note=note)
     values = [float(trial.value or 0.0) for trial in used]
-    columns, left_out = _columns([flat(trial.config) for trial in used])
+    columns, left_out = _columns([with_parts(flat(trial.config)) for trial in used])
     if len(columns) < 2:
         which = f"only {next(iter(columns))} differs" if columns else "no hyperparameter differs"
         return Importances(metric, trials=len(used), note=f"{which} between the trials")
