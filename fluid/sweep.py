@@ -35,7 +35,7 @@ from fluid.search.algorithms import make_scheduler, shape_for
 from fluid.search.bohb import BohbSearcher
 from fluid.search.population import make_population
 from fluid.search.rungs import rungs_of
-from fluid.search.schedulers import FullBudget, RungScheduler
+from fluid.search.schedulers import RungScheduler
 from fluid.search.searchers import SamplerSearcher
 from fluid.search.space import ConditionalSpace
 from fluid.search.stop_rules import StopArgument, StopRules
@@ -324,11 +324,10 @@ def run(
         require_savable(trainable)
         drawn = seed_in_force(seed)
         scheduler = make_population(options, known_space, budget=iterations, samples=number, seed=drawn)
-        first = scheduler.interval
+        require_budgets_beyond(starts, iterations, scheduler.interval)
     else:
         scheduler = make_scheduler(algorithm, **facts)
-        first = iterations if isinstance(scheduler, FullBudget) else rungs[0]
-    require_budgets_beyond(starts, algorithm, first, iterations)
+        require_budgets_beyond(starts, iterations)
     plan = SweepPlan(
         trainable=trainable,
         name=name,

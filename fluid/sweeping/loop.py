@@ -299,6 +299,7 @@ class SweepLoop(TrialListener):
         if suggestion is None:
             return None
         made = self.trials.begin(suggestion)
+        self._do_what_follows()
         if self._pace is not None and not self.trials.is_replaying:
             self._pace.waits(self.trials.by_id[made.id].number, 0)
         return made
@@ -311,6 +312,12 @@ class SweepLoop(TrialListener):
     def _begin(self, suggestion: Suggestion) -> None:
         """Begins a trial by a suggestion."""
         self.trials.submit([self.trials.begin(suggestion)])
+        self._do_what_follows()
+
+    def _do_what_follows(self) -> None:
+        """Does what the scheduler has decided as trials began behind its first rung."""
+        while self.trials.decided:
+            self._decide(*self.trials.decided.pop(0))
 
     def _take_up(self, suggestion: Suggestion) -> None:
         """Starts or extends a trial as the searcher has suggested."""
@@ -397,13 +404,13 @@ class SweepLoop(TrialListener):
             self._decide(trial, self.trials.reached(trial))
         else:
             self._let_go(trial, None if is_told else trial.stop or TrialState.DONE.value)
-            self._decide(trial, plan.scheduler.ended(trial.number))
+            self._decide(trial, self.trials.ended(trial))
         self._fill()
 
     def _may_report_later(self, trial: SweepTrial) -> bool:
         if trial.values is not None or trial.failure is not None:
             return False
-        return self._reported.may_come(trial, self.plan.scheduler.rung_of(trial.number).iterations)
+        return self._reported.may_come(trial, self.trials.rung_of(trial).iterations)
 
     def _record_failure(self, trial: SweepTrial, failure: Failure, state: str) -> None:
         """Takes it that a trial has failed, or is infeasible."""
@@ -416,7 +423,7 @@ class SweepLoop(TrialListener):
         if failure.kind == "metric" and not self._retries[trial.trial_id]:
             self._reported.note_failed(trial, self.trials.by_id.values())
         if self.reason is None:
-            self._decide(trial, self.plan.scheduler.ended(trial.number, is_worst=is_worst))
+            self._decide(trial, self.trials.ended(trial, is_worst=is_worst))
         if self.reason is None and not self.trials.is_replaying:
             self._vain.note_failed(trial, failure)
 
@@ -572,7 +579,8 @@ class SweepLoop(TrialListener):
         if trial.state == TrialState.FAILED:
             self._retries[trial.trial_id] -= 1
             self.trials.reopen(trial)
-            self.plan.scheduler.retried(trial.number)
+            if not trial.runs_whole:
+                self.plan.scheduler.retried(trial.number)
             self._reported.forget_failed(trial.trial_id)
 
     def _end_at_budget(self) -> None:

@@ -174,6 +174,7 @@ class SweepTrial:
         is_told: whether the searcher knows, or is about to know, what came of the suggestion.
         results: its iterations.
         start: the state of another trial from which it starts; ``None`` if it begins afresh.
+        runs_whole: whether it runs to the sweep's budget, whatever others do, as it starts behind the first rung.
     """
 
     number: int
@@ -191,6 +192,7 @@ class SweepTrial:
     is_told: bool = False
     results: list[Result] = field(default_factory=list)
     start: StartFrom | None = None
+    runs_whole: bool = False
 
     @property
     def values(self) -> tuple[float, ...] | None:
@@ -284,28 +286,23 @@ def with_starts(points: Any) -> tuple[Any, dict[int, StartFrom]]:
     return configs, starts
 
 
-def require_budgets_beyond(starts: Mapping[int, StartFrom], algorithm: str, first: int, budget: int) -> None:
-    """Refuses points that have done all iterations after which their trials would be compared, or end.
+def require_budgets_beyond(starts: Mapping[int, StartFrom], budget: int, ready: int | None = None) -> None:
+    """Refuses points whose trials would have nothing to do, or that begin behind where a population is first ready.
 
     Args:
         starts: from where trials of points start, by number.
-        algorithm: its name.
-        first: iterations that a trial runs before that.
         budget: most iterations of a trial.
+        ready: iterations after which members of a population are first ready; ``None`` if there is none.
 
     Raises:
-        InvalidFieldError: one has.
+        InvalidFieldError: there is one.
     """
     for place, start in starts.items():
-        if start.at is not None and start.at >= first:
-            looks = f"algorithm={algorithm!r} looks at trials after {first}"
-            hint = "give a larger min_budget, or algorithm='random', which runs each to its budget"
-            if start.at >= budget:
-                looks, hint = f"budget={budget} counts those, too", "give a larger budget"
-            elif algorithm == "pbt":
-                hint = "give PBT(ready=) more"
-            reason = f"starts after {start.at} iterations, and {looks}: {hint}"
-            raise InvalidFieldError(f"points[{place}]", start.parent, reason)
+        if start.at is not None and start.at >= (budget if ready is None else min(ready, budget)):
+            why = f"budget={budget} counts those, too: give a larger budget"
+            if start.at < budget:
+                why = f"algorithm='pbt' looks at trials after {ready}: give PBT(ready=) more"
+            raise InvalidFieldError(f"points[{place}]", start.parent, f"starts after {start.at} iterations, and {why}")
 
 
 class SweepFailedError(FluidError):

@@ -59,6 +59,8 @@ class SweepTrials:
         self.open = 0
         self.resting: set[str] = set()
         self.refused: list[str] = []
+        #: What follows from trials that began behind the first rung, and is still to be done.
+        self.decided: list[tuple[SweepTrial, RungDecision]] = []
         self.due_at: float | None = None
         #: When all that are to rest had left their devices; ``None`` before.
         self._rested_at: float | None = None
@@ -115,7 +117,21 @@ class SweepTrials:
             budget=budget,
             granted=budget,
         )
+        begins_at = self._plan.starts.get(trial.number)
+        if begins_at is not None and (begins_at.at or 0) >= budget:
+            # It has passed rungs of an earlier sweep. Those of this one do without it.
+            trial.runs_whole, further = True, 0
+            trial.budget = trial.granted = self._plan.budget
+            self.decided.append((trial, self._plan.scheduler.ended(trial.number)))
         return self.enter(trial, further)
+
+    def rung_of(self, trial: SweepTrial) -> Rung:
+        """The rung to which a trial is on its way."""
+        return Rung(self._plan.budget) if trial.runs_whole else self._plan.scheduler.rung_of(trial.number)
+
+    def ended(self, trial: SweepTrial, *, is_worst: bool = False) -> RungDecision:
+        """A trial will not continue; returns what follows for others."""
+        return RungDecision() if trial.runs_whole else self._plan.scheduler.ended(trial.number, is_worst=is_worst)
 
     def enter(
         self, trial: SweepTrial, follow_up_iterations: int, *, parent: SweepTrial | None = None, at: int | None = None
@@ -227,6 +243,8 @@ class SweepTrials:
 
     def reached(self, trial: SweepTrial) -> RungDecision:
         """A trial has come to its rung; returns what follows. Its checkpoint is kept in memory if it may go on."""
+        if trial.runs_whole:
+            return RungDecision(ended=(trial.number,))
         assert trial.values  # It has reported.
         scheduler, score = self._plan.scheduler, self._plan.score(trial.values[0])
         rung = scheduler.rung_of(trial.number)
