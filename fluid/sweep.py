@@ -85,7 +85,7 @@ _log = logger_of("fluid.session")
 _CLOCK = MonotonicClock()
 _NAMES = SweepNames()
 #: Fields of a trial that the sweep sets.
-_OWN_FIELDS = {"trainable", "config", "budget", "trial_id", "shown", "follow_up_iterations"}
+_OWN_FIELDS = {"trainable", "config", "budget", "trial_id", "shown", "follow_up_iterations", "start_from", "at"}
 
 
 @user_call

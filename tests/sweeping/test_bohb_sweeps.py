@@ -103,7 +103,8 @@ def test_brackets_one_by_one_or_side_by_side(synchronous: bool, executor: FluidE
         for other in others
         if bracket[other] < bracket[trial_id]
     ]
-    assert bool(overlap) is not synchronous
+    if synchronous:  # Else they may be: it takes a trial of the last rung that is still under way.
+        assert not overlap
     search = next(handle for handle in executor.handles if handle.name == f"sync-{synchronous}").search
     assert search is not None and search.shape is not None
     assert search.shape.brackets == ((9, 3, 1), (5, 1), (3,)) and search.shape.concurrency == 3
