@@ -19,6 +19,13 @@ def curve(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"loss": config["x"] + 1.0 / iteration, "gain": -config["x"], "at": iteration}
 
 
+def unhurried(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """As ``curve``, in iterations that take a moment."""
+    for metrics in curve(config):
+        time.sleep(0.05)
+        yield metrics
+
+
 def short(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Ends by itself after ``length`` iterations."""
     for iteration in range(config["length"]):

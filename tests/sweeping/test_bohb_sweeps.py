@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_trainables import curve, fail_above_one, slow_curve
+from sweep_trainables import curve, fail_above_one, unhurried
 
 import fluid
 from fluid import FluidExecutor, InvalidFieldError, SweepResult, TrialListener
@@ -123,7 +123,7 @@ def test_a_bracket_begins_although_all_of_the_one_before_have_failed(executor: F
 def test_with_one_rung_trials_run_side_by_side_also_if_brackets_do_not(executor: FluidExecutor) -> None:
     starts = Starts()
     options = {"budget": 1, "samples": 9, "algorithm": BOHB(synchronous=True), "name": "one-rung"}
-    sweep(executor, slow_curve, callbacks=[starts], **options)
+    sweep(executor, unhurried, callbacks=[starts], **options)
     search = next(handle for handle in executor.handles if handle.name == "one-rung").search
     assert search is not None and search.shape is not None and not search.shape.one_by_one
     assert any(starts.beside.values())
