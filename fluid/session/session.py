@@ -635,12 +635,13 @@ class Session:
         """Pickles trials of a group, and says what the engine is to know of them."""
         trials = with_requirements(trials, group)
         submission, reused = group.submission or Submission(), NOTHING_REUSED
+        shared = SharedTrials(trials, {})
         if self._pump.joint is not None:
             require_no_start(trials)
-            shared = SharedTrials(trials, {})
         else:
-            new_id, replays = partial(self._new_run, group.name), self.backend.replays
-            shared = share_prefixes(trials, new_id, replays=replays)
+            if len(trials) > 1:
+                new_id, replays = partial(self._new_run, group.name), self.backend.replays
+                shared = share_prefixes(trials, new_id, replays=replays)
             if submission.reuse is not None:
                 reused = submission.reuse.apply(shared, self.run_dir)
                 shared = reused.shared
@@ -700,7 +701,7 @@ class Session:
             isolating=self.isolating,
             search=search,
             widens_replayed=self._widens_replayed,
-            start=start_state(trial, self.run_dir),
+            start=None if trial.start_from is None else start_state(trial, trial.start_from, self.run_dir),
         )
 
     def _adapted(self, spec: TrialSpec, trial: Trial | None) -> TrialSpec:

@@ -28,19 +28,17 @@ _IN_RUN = 3
 # -- start states --------------------------------------------------------------------------------
 
 
-def start_state(trial: Trial, run_dir: Path) -> StartState | None:
-    """The state from which a trial starts, as the engine is to know it; ``None`` if it begins afresh.
+def start_state(trial: Trial, start: StartFrom, run_dir: Path) -> StartState:
+    """The state from which a trial starts, as the engine is to know it.
 
     Args:
         trial: as the user submitted it.
+        start: its ``start_from``.
         run_dir: the run folder, which may have kept a checkpoint of an iteration that the parent has long left behind.
 
     Raises:
         InvalidFieldError: its trainable cannot be restored.
     """
-    start: StartFrom | None = trial.start_from
-    if start is None:
-        return None
     if not can_restore(trial.trainable):
         reason = "give its function a second parameter `state`, or its class load_checkpoint()"
         reason = f"is a state that the trainable of trial {trial.id!r} cannot go on from: {reason} (docs/running.md)"
