@@ -62,5 +62,5 @@ def test_a_plain_trial_does_not_pass_through_every_room(tmp_path: Path) -> None:
     counts = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.split()
     to_submit, to_report = map(int, counts)
     # Before features were policies, these were 160 and 106.
-    assert 20 < to_submit <= 131  # 131: whether another trial waits for the state of this one, two policies look.
+    assert 20 < to_submit <= 135  # 121 to 133, by whether what the session does at times falls into it.
     assert 10 < to_report <= 100
