@@ -41,7 +41,7 @@ def start_state(trial: Trial, start: StartFrom, run_dir: Path) -> StartState:
     """
     if not can_restore(trial.trainable):
         reason = "give its function a second parameter `state`, or its class load_checkpoint()"
-        reason = f"is a state that the trainable of trial {trial.id!r} cannot go on from: {reason} (docs/running.md)"
+        reason = f"is a state that the trainable of trial {trial.id!r} cannot go on from: {reason}"
         raise InvalidFieldError("start_from", start.parent or start.path, reason)
     if start.path:
         name = start.parent or trial_of_folder(trial_folder_name(start.path)) or trial_folder_name(start.path)

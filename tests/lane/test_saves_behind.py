@@ -83,7 +83,9 @@ def test_who_asks_for_a_checkpoint_waits_for_the_one_that_is_being_written(lane:
     assert not saved.dropped and written(saved).endswith("behind")
     while not saved.dropped:
         saved = lane.receive(TrialSaved)
-    assert written(saved).endswith("at once")
+    last = max(each.iteration for each in lane.messages if isinstance(each, IterationDone))
+    assert saved.checkpoint.iteration == last
+    assert written(saved) in (f"{last} at once", f"{last} behind")  # As it may have been written just before the pause.
 
 
 def test_a_trial_leaves_once_its_checkpoint_is_written(lane: Any, tmp_path: Path) -> None:

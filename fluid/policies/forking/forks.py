@@ -418,7 +418,8 @@ def _require_state(spec: TrialSpec, start: StartState, parent: TrialRecord) -> N
 
 def _require_fits(spec: TrialSpec, start: StartState, parent: TrialSpec, budget: int) -> None:
     if not parent.can_save:
-        reason = "cannot be saved, so that no other trial can start from its state: docs/running.md says what can"
+        reason = "cannot be saved, so that no other trial can start from its state: have its function yield"
+        reason += " (metrics, state), or give its class save_checkpoint() and load_checkpoint()"
         raise InvalidFieldError("start_from", parent.trial_id, reason)
     if start.at is not None and start.at > budget and not start.is_shared:
         reason = f"is beyond the budget of trial {parent.trial_id!r}, {budget} iterations: extend that first"
