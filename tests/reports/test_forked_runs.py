@@ -380,6 +380,8 @@ def test_a_click_on_the_forks_follows_a_trial_and_none_follows_a_shared_run(
     file.write_text(html_page([load_run(shared)]), encoding="utf-8")
     with browser.page(1200, 900) as page:
         page.open(file)
+        page.run("document.getElementById('forks-card').scrollIntoView()")
+        page.drawn()  # A chart that is not in sight may be drawn later.
         note = "2 of 3 start from another's state; 1 in grey were run once for several trials"
         assert page.text("#forks-note") == note
         page.run("document.getElementById('forks').scrollIntoView()")
