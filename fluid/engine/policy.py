@@ -117,7 +117,7 @@ class Policy:
     # -- the queue -------------------------------------------------------------------------------------------
 
     def waits_for(self, trial: TrialRecord) -> str:
-        """Why a trial may not be queued yet, for people; empty if it may. Whoever says so queues it later."""
+        """Why a trial may not be queued yet; empty if it may. The policy that gives a reason queues it later."""
         return ""
 
     def stateless(self, trial: TrialRecord, why: str) -> bool:

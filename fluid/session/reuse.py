@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,14 +30,12 @@ from fluid.search.schedules import Schedule, schedules_in, with_schedules
 from fluid.session.starts import SharedTrials
 from fluid.trainables.encoded_metrics import EncodedMetrics, numbers_in
 from fluid.trainables.trainable import can_save, profile_name
-from fluid.trainables.trainable_code import code_of
+from fluid.trainables.trainable_code import code_of, objects_of, value_text
 from fluid.trial_fields import StartFrom
 from fluid.trialgroup import Trial
 
 #: Of the digests; another form has another number.
-_VERSION = 1
-#: Packages whose versions may change what a trial computes.
-_PACKAGES = ("numpy", "torch")
+_VERSION = 2
 #: What a trial asks of its process and devices that may change what it computes.
 _FIELDS = ("devices", "threads", "max_width", "chdir")
 
@@ -202,7 +201,7 @@ class Reuse:
             if base:
                 whole = f"{base} {schedules_in(trial.config)!r}"
                 self._repeats[whole] += 1
-                base = _digest([base, self._repeats[whole]])
+                base = _digest(base, self._repeats[whole])
             bases[trial.id] = base
         return bases
 
@@ -214,14 +213,15 @@ class Reuse:
         if not code or not can_save(trial.trainable):
             return ""
         asked = [getattr(trial, name) for name in _FIELDS]
-        return _digest([code, rest, names, asked, self.data, self.seed])
+        return _digest(code, rest, *names, *asked, self.data, self.seed)
 
     def _code(self, trainable: Any) -> str:
         if id(trainable) not in self._codes:
-            code = code_of(trainable)
+            code, objects = code_of(trainable), objects_of(trainable)
             digest = ""
-            if code is not None and code.is_whole:
-                digest = _digest([_VERSION, profile_name(trainable), code.entry(), _versions()])
+            if code is not None and objects is not None:
+                parts = sorted(code.parts.items())
+                digest = _digest(_VERSION, profile_name(trainable), code.compiled_by, *parts, *objects, *_versions())
             self._codes[id(trainable)] = trainable, digest
         return self._codes[id(trainable)][1]
 
@@ -310,23 +310,21 @@ def _prefix(config: Mapping[str, Any], extent: int) -> str:
     """Digest of the values of a config's schedules until an iteration; empty where they cannot be had."""
     schedules: list[tuple[str, Schedule]] = sorted((repr(path), each) for path, each in schedules_in(config).items())
     try:
-        return _digest([[name, [each.at(number) for number in range(extent)]] for name, each in schedules])
+        return _digest(*((name, each.at(number)) for name, each in schedules for number in range(extent)))
     except Exception:  # A function of the user's may raise anything.
         return ""
 
 
-def _digest(value: Any) -> str:
-    """Digest of a value; empty where JSON cannot hold it exactly."""
+def _digest(*values: Any) -> str:
+    """Digest of values; empty where they are more than plain values and lists, tuples and dicts of these."""
     try:
-        text = json.dumps(value, sort_keys=True)
-    except (TypeError, ValueError, RecursionError):
+        texts = [value_text(value) for value in values]
+    except RecursionError:  # A list that holds itself.
         return ""
-    return hashlib.sha256(text.encode()).hexdigest()
+    return "" if None in texts else hashlib.sha256("\0".join(map(str, texts)).encode()).hexdigest()
 
 
-def _versions() -> dict[str, str]:
-    found = {"fluid": __version__}
-    for name in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+@lru_cache(maxsize=1)
+def _versions() -> tuple[str, ...]:
+    """Of all installed packages: any may change what a trial computes."""
+    return (__version__, *sorted(f"{found.name} {found.version}" for found in metadata.distributions()))

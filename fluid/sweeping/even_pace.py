@@ -9,7 +9,7 @@ class EvenPace:
     """Keeps members back that are ahead of others which wait for a device.
 
     A lane takes time to start, and meanwhile those whose lanes are there would run far ahead, and be copied by all
-    others. Nobody waits for one that runs, however slow it is.
+    others. No member waits for one that runs, however slow it is.
 
     Example:
         >>> from fluid.sweeping.even_pace import EvenPace

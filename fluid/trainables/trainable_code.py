@@ -14,6 +14,7 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import pickle
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,6 +42,10 @@ _FLAGS = (
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type(...))
 #: What Python adds to classes.
 _ADDED = frozenset({"_abc_impl", "__annotations__", "__doc__", "__firstlineno__", "__module__", "__slotnames__"})
+#: What is compared as code, if at all.
+_CODE = (type, FunctionType, BuiltinFunctionType, ModuleType)
+#: Stands for what code refers to and is not compared.
+_UNSEEN = object()
 _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -105,16 +110,36 @@ def code_of(trainable: Any) -> TrainableCode | None:
     return TrainableCode(compiled_by, parts, walk.is_whole)
 
 
+def objects_of(trainable: Any) -> list[str] | None:
+    """Digests of the objects that a trainable refers to and that :func:`code_of` does not compare, by their pickles.
+
+    Those are objects of other kinds than plain values, such as settings of a class and data. ``None`` where some code
+    or object escapes both: a module of the user's that a function imports while it runs, or what cannot be pickled.
+    """
+    try:
+        walk = _Walk(trainable)
+        if not (walk.is_whole and walk.is_seen):
+            return None
+        found = {f"{label} {hashlib.sha256(pickle.dumps(value)).hexdigest()}" for label, value in walk.objects}
+    except Exception:  # Objects of the user's may raise anything as they are looked at.
+        return None
+    return sorted(found)
+
+
 class _Walk:
     """Visits what a trainable refers to.
 
     Attributes:
         parts: texts of what is compared, by name.
+        objects: what is held besides code and plain values, with its name.
         is_whole: whether all was visited.
+        is_seen: whether nothing was met of which it is unknown what it refers to.
     """
 
     def __init__(self, trainable: Any) -> None:
         self.parts: dict[str, set[str]] = {}
+        self.objects: list[tuple[str, Any]] = []
+        self.is_seen = True
         self._home = ""
         self._seen: dict[int, Any] = {}  # Keeps what was visited, so that no id is used twice.
         self._users: dict[str, bool] = {}
@@ -194,10 +219,16 @@ class _Walk:
 
     def _note_value(self, label: str, value: Any) -> None:
         """Compares a plain value; visits anything else."""
-        text = _value_text(value)
+        text = value_text(value)
         if text is not None:
             self._note(label, "value", text)
-        elif isinstance(value, (list, tuple, set, frozenset)) and len(value) <= _MOST_VALUES:
+            return
+        if value is _UNSEEN or (isinstance(value, ModuleType) and self._is_users(value.__name__)):
+            self.is_seen = False
+            return
+        if not (isinstance(value, _CODE) or inspect.isdatadescriptor(value) or any(_functions_in(value))):
+            self.objects.append((label, value))
+        if isinstance(value, (list, tuple, set, frozenset)) and len(value) <= _MOST_VALUES:
             self._queue += value
         elif isinstance(value, dict) and len(value) <= _MOST_VALUES:
             self._queue += value.values()
@@ -228,7 +259,11 @@ def _is_written_by_user(module: str) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
     if not isinstance(file, str):
         return True  # Such as a notebook's, or one that exists in the driver only.
-    return not (file.startswith(_INSTALLED) or {"site-packages", "dist-packages"} & set(PurePath(file).parts))
+    return not _is_in_packages(file)
+
+
+def _is_in_packages(file: str) -> bool:
+    return file.startswith(_INSTALLED) or bool({"site-packages", "dist-packages"} & set(PurePath(file).parts))
 
 
 def _module_of(value: Any) -> str:
@@ -266,26 +301,51 @@ def _functions_in(value: Any) -> Iterator[FunctionType]:
 
 
 def _globals_of(code: CodeType, known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The global names that code reads, with their values; of a module, the names in it: ``helpers.rate``."""
+    """The global names that code reads, with their values; of a module, the names in it: ``helpers.rate``.
+
+    A module of the user's of which it is unknown what the code reads is given as unseen.
+    """
     for part in _with_nested(code):
         instructions = [one for one in dis.get_instructions(part) if one.opname not in _PADDING]
         module: ModuleType | None = None
-        for one in instructions:
+        for number, one in enumerate(instructions):
             found, name = None, str(one.argval)
+            follows = instructions[number + 1] if number + 1 < len(instructions) else one
             if one.opname in _GLOBALS and name in known and not name.startswith("__"):
                 found = known[name]
+                is_read = follows.opname in _ATTRIBUTES and str(follows.argval) in _vars_of(found)
+                if isinstance(found, ModuleType) and _is_written_by_user(found.__name__) and not is_read:
+                    yield name, _UNSEEN
             elif one.opname in _ATTRIBUTES and module is not None and name in vars(module):
                 found, name = vars(module)[name], f"{module.__name__}.{name}"
             elif one.opname == "IMPORT_NAME":
+                name = _absolute(name, instructions[number - 2].argval, known)
                 found = sys.modules.get(name)
-            elif one.opname == "IMPORT_FROM" and module is not None and name in vars(module):
-                yield f"{module.__name__}.{name}", vars(module)[name]
+                is_read = found is not None and follows.opname == "IMPORT_FROM" and str(follows.argval) in vars(found)
+                if not is_read and _is_written_by_user(name) and not _is_installed(name):
+                    yield name, _UNSEEN
+            elif one.opname == "IMPORT_FROM" and module is not None:
+                yield f"{module.__name__}.{name}", vars(module).get(name, _UNSEEN)
                 continue
             elif one.opname in ("STORE_FAST", "STORE_NAME", "STORE_DEREF") and module is not None:
                 continue  # Further names may be imported from it.
             module = found if isinstance(found, ModuleType) and _is_written_by_user(found.__name__) else None
             if found is not None and not isinstance(found, ModuleType):
                 yield name, found
+
+
+def _absolute(name: str, level: Any, known: Mapping[str, Any]) -> str:
+    """The name of a module that code imports, of which a level above 0 counts the leading dots."""
+    package = known.get("__package__")
+    if not (isinstance(level, int) and level and isinstance(package, str)):
+        return name
+    return importlib.util.resolve_name("." * level + name, package)
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module that may not be loaded is of an installed package; runs nothing of it."""
+    spec = importlib.util.find_spec(module.partition(".")[0]) if module not in sys.modules else None
+    return spec is not None and isinstance(spec.origin, str) and _is_in_packages(spec.origin)
 
 
 def _with_nested(code: CodeType) -> Iterator[CodeType]:
@@ -318,7 +378,7 @@ def _code_text(code: CodeType) -> str:
         elif isinstance(one.argval, CodeType):
             argument = _code_text(one.argval)
         elif one.opcode in dis.hasconst:
-            argument = _value_text(one.argval)
+            argument = value_text(one.argval)
         elif isinstance(one.argval, (str, tuple)):
             argument = one.argval
         texts.append(f"{one.opname} {argument}")
@@ -329,12 +389,12 @@ def _code_text(code: CodeType) -> str:
     return "\n".join([repr(arguments), *texts])
 
 
-def _value_text(value: Any) -> str | None:
+def value_text(value: Any) -> str | None:
     """A text of a plain value, which is the same in every process; ``None`` of any other."""
     if type(value) in _PLAIN:
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, Enum):
-        return f"{type(value).__name__}.{value.name}"
+        return f"{type(value).__name__}.{value.name} {value_text(value.value)}"
     if isinstance(value, PurePath):
         return f"path {value}"
     if type(value) in (list, tuple, set, frozenset) and len(value) <= _MOST_VALUES:
@@ -352,7 +412,7 @@ def _value_text(value: Any) -> str | None:
 def _texts(values: Iterable[Any]) -> list[str] | None:
     texts = []
     for value in values:
-        text = _value_text(value)
+        text = value_text(value)
         if text is None:
             return None
         texts.append(text)

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fluid
-from fluid import InvalidFieldError, SweepResult
+from fluid import InvalidFieldError, SweepResult, Trial
 from fluid.search import schedule
+from fluid.session.reuse import Reuse
+from fluid.session.starts import SharedTrials
 
 BUDGET = 6
 #: Iterations of a sweep with one rate that nothing is known of: two trials that part after two.
@@ -132,3 +135,12 @@ def test_rungs_find_the_same_states(sweeps: Sweeps) -> None:
 def test_what_cannot_be_is_refused(sweeps: Sweeps, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidFieldError, match=problem):
         sweeps.run("first", [1.0], **options)
+
+
+def test_configs_of_other_types_are_other_contents(tmp_path: Path) -> None:
+    """A program can tell these apart, and may compute otherwise."""
+    configs = [{"x": 1}, {"x": 1.0}, {"x": True}, {"x": "1"}, {"x": {1: 2}}, {"x": {"1": 2}}, {"x": [1]}, {"x": (1,)}]
+    unknown = [{"x": np.float64(1.0)}, {"x": np.ones(2)}]
+    trials = [Trial(train, config, budget=3, trial_id=str(number)) for number, config in enumerate(configs + unknown)]
+    contents = Reuse("", 0).apply(SharedTrials(trials, {}), tmp_path / "run").contents
+    assert len({each.base for each in contents.values()}) == len(contents) == len(configs)

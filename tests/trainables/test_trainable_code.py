@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import importlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +18,7 @@ import cloudpickle
 import pytest
 
 import fluid
-from fluid.trainables.trainable_code import TrainableCode, code_of
+from fluid.trainables.trainable_code import TrainableCode, code_of, objects_of
 
 SOURCE = """
 import dataclasses
@@ -248,3 +250,107 @@ def test_entries_of_a_file_that_are_no_code_are_none() -> None:
     assert TrainableCode.read(None) is None and TrainableCode.read({"parts": 3}) is None
     known = TrainableCode("cpython-311", {"train": "a"})
     assert TrainableCode.read(json.loads(json.dumps(known.entry()))) == known
+
+
+READS = """
+import dataclasses
+import functools
+import threading
+import types
+
+import reads_helpers
+
+@dataclasses.dataclass
+class Settings:
+    rate: float
+
+SETTINGS, MIXED, PART, LOCK = Settings(0.1), [0.5, Settings(1)], functools.partial(pow, 2), threading.Lock()
+
+def plain(config):
+    return reads_helpers.rate + config["lr"]
+
+def settings(config):
+    return SETTINGS.rate
+
+def mixed(config):
+    return MIXED[0]
+
+def part(config):
+    return PART(3)
+
+def lock(config):
+    with LOCK:
+        return 1
+
+def imports(config):
+    import reads_helpers
+    return reads_helpers.rate
+
+def imports_what_is_not_loaded(config):
+    import reads_later
+    return reads_later.rate
+
+def imports_from(config):
+    from reads_helpers import rate
+    return rate
+
+def passes_a_module_on(config):
+    return vars(reads_helpers)["rate"]
+
+def imports_packages(config):
+    import json
+    import yaml
+    return json, yaml
+"""
+
+
+@pytest.fixture
+def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "reads.py").write_text(READS)
+    (tmp_path / "reads_helpers.py").write_text("rate = 0.1")
+    (tmp_path / "reads_later.py").write_text("rate = 0.1")
+    yield importlib.import_module("reads")
+    for name in ("reads", "reads_helpers"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", ["settings", "mixed", "part"])
+def test_objects_that_change_are_other_objects(reads: ModuleType, name: str) -> None:
+    before = objects_of(vars(reads)[name])
+    assert before and objects_of(vars(reads)[name]) == before
+    reads.SETTINGS.rate, reads.MIXED[0], reads.PART = 0.2, 0.6, functools.partial(pow, 3)
+    assert objects_of(vars(reads)[name]) not in (before, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_seen"),
+    [
+        ("plain", True),
+        ("imports_from", True),
+        ("imports_packages", True),
+        ("lock", False),
+        ("imports", False),
+        ("imports_what_is_not_loaded", False),
+        ("passes_a_module_on", False),
+    ],
+)
+def test_what_escapes_is_known(reads: ModuleType, name: str, is_seen: bool) -> None:
+    assert (objects_of(vars(reads)[name]) is not None) == is_seen
+
+
+def test_a_changed_value_of_an_enum_is_a_change(module: ModuleType) -> None:
+    class Kind(enum.Enum):
+        A = 1
+
+    def train(config: dict[str, Any]) -> int:
+        return kind.value
+
+    kind: Any = Kind.A
+    before = code(train)
+
+    class Kind(enum.Enum):  # type: ignore[no-redef]
+        A = 2
+
+    kind = Kind.A
+    assert code(train).changed_since(before) == ("kind of train",)

@@ -1,8 +1,8 @@
 """Trials that start from the state of another one, their parent (docs/forks.md).
 
-Such a trial is not queued before the state is there, in a folder of its own. It is asked of whatever has it: the
-parent's lane, which saves it between two iterations while the parent runs on, or the host that has a checkpoint of it.
-So the trial that starts needs its parent no more, whatever becomes of that.
+Such a trial is not queued before the state is there, in a folder of its own. The engine asks the
+parent's lane for it, which saves it between two iterations while the parent runs on, or the host that has a checkpoint.
+So the trial that starts does not need its parent any more.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Wish:
 
     Attributes:
         asked: the lane that was told to save it, or the checkpoint of which a host was told to make a copy; ``None``
-            if nobody was told.
+            if no lane and no host was told.
         is_past: whether the parent's lane is beyond the iteration wanted.
     """
 
@@ -332,7 +332,7 @@ class Forks(Policy):
         wanted = {trial_id for wishes in self._wishes.values() for trial_id in wishes}
         for trial_id, trial in self._core.trials.items():
             if trial.awaits and trial.state is TrialState.PAUSED and trial_id not in wanted:
-                yield f"{trial_id!r} {trial.awaits}, which nobody asks for"
+                yield f"{trial_id!r} {trial.awaits}, which no policy asks for"
 
 
 def _nothing(event: Event) -> None:

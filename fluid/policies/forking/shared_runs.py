@@ -149,7 +149,7 @@ class SharedRuns(Policy):
     def _pass_on(self, trial: TrialRecord, report: Report) -> None:
         """Reports what is news of a report to a trial, up to its budget, and up to where it parts from the run."""
         progress = trial.progress
-        last = min(report.iteration, progress.budget, self._end(trial))  # Somebody may have extended the run.
+        last = min(report.iteration, progress.budget, self._end(trial))  # The user may have extended the run.
         first = max(progress.reported, report.iteration - report.count) + 1
         if first > last:
             return
@@ -243,7 +243,7 @@ class SharedRuns(Policy):
     # -- ends ----------------------------------------------------------------------------------------------
 
     def after_events(self) -> None:
-        """Ends runs that nobody needs any more, and passes on what has become of one that could not serve."""
+        """Ends runs that no trial needs any more, and passes on what has become of one that could not serve."""
         if self._followers:
             self._is_due |= any(map(self._concerns, self._core.trials.touched))
         while self._is_due:

@@ -371,7 +371,7 @@ class Keeper:
         """
         keep = self.keep.in_group(keeps_best=search is not None and search.keeps_best)
         if keep.how == "none" or (keep.how == "last" and trial.is_shared_run):
-            return None  # What is left of a shared run is wanted by its trials, and by nobody later.
+            return None  # What is left of a shared run is wanted by its trials, and not later.
         if not may_be_saved(trial.trainable):
             name, how = profile_name(trial.trainable), how_to_save(trial.trainable)
             self._warn(name, "no checkpoint of %s is kept: it cannot be saved; to keep its model, %s", name, how)
