@@ -167,19 +167,22 @@ class Reuse:
             run_dir: the session's run folder, beside which others are looked at.
         """
         own = [trial for trial in shared.trials if not trial.is_shared_run]
-        bases = self._bases_of(own)
+        places = self._places_of(own)
+        bases = {trial.id: self._base(trial, places[trial.id]) for trial in own}
         seeds = {}
         contents: dict[str, Content] = {}
         known: dict[str, tuple[list[KnownIteration], str]] = {}
         trials: list[Trial] = []
         states = known_states(run_dir) if any(bases.values()) else {}
         for trial in shared.trials:
-            base = bases.get(shared.roots.get(trial.id, trial.id), "")
+            root = shared.roots.get(trial.id, trial.id)
+            base, place = bases.get(root, ""), places.get(root, "")
             start: StartFrom | None = trial.start_from
+            if place and (start is None or start.is_shared):
+                seeds[trial.id] = self._origin.seeds(int(place[:15], 16))
             if not base or (start is not None and not start.is_shared):
                 trials.append(trial)
                 continue
-            seeds[trial.id] = self._origin.seeds(int(base[:15], 16))
             extent = trial.budget + trial.follow_up_iterations
             begin = 0 if start is None else start.at or 0
             if trial.is_shared_run:
@@ -193,27 +196,28 @@ class Reuse:
             trials.append(trial)
         return Reused(SharedTrials(_without_idle_runs(trials), shared.roots), seeds, contents, known)
 
-    def _bases_of(self, trials: Sequence[Trial]) -> dict[str, str]:
-        """The bases of trials by id, empty where there is none: those that repeat each other have others."""
-        bases = {}
-        for trial in trials:
-            base = self._base(trial)
-            if base:
-                whole = f"{base} {schedules_in(trial.config)!r}"
-                self._repeats[whole] += 1
-                base = _digest(base, self._repeats[whole])
-            bases[trial.id] = base
-        return bases
+    def _places_of(self, trials: Sequence[Trial]) -> dict[str, str]:
+        """Digests, by id, of what the seeds of trials follow from: their configs, and how often each came before.
 
-    def _base(self, trial: Trial) -> str:
+        Code, packages and data are not part of it: the same sweep has the same seeds after any of them has changed.
+        """
+        places = {}
+        for trial in trials:
+            rest = with_schedules(trial.config, lambda _: None)
+            place = _digest(rest, *sorted(map(repr, schedules_in(trial.config))), self.seed)
+            if place:
+                whole = f"{place} {schedules_in(trial.config)!r}"
+                self._repeats[whole] += 1
+                place = _digest(place, self._repeats[whole])
+            places[trial.id] = place
+        return places
+
+    def _base(self, trial: Trial, place: str) -> str:
         """Digest of all that a trial's results follow from but its schedules; empty where that is not known."""
-        rest = with_schedules(trial.config, lambda _: None)
-        names = sorted(map(repr, schedules_in(trial.config)))
         code = self._code(trial.trainable)
-        if not code or not can_save(trial.trainable):
+        if not (place and code and can_save(trial.trainable)):
             return ""
-        asked = [getattr(trial, name) for name in _FIELDS]
-        return _digest(code, rest, *names, *asked, self.data, self.seed)
+        return _digest(place, code, *(getattr(trial, name) for name in _FIELDS), self.data)
 
     def _code(self, trainable: Any) -> str:
         if id(trainable) not in self._codes:

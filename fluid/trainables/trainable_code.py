@@ -17,12 +17,12 @@ import inspect
 import pickle
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Most objects that are visited, and most values in a collection that is compared.
 _MOST_OBJECTS, _MOST_VALUES = 1000, 1000
@@ -120,10 +120,33 @@ def objects_of(trainable: Any) -> list[str] | None:
         walk = _Walk(trainable)
         if not (walk.is_whole and walk.is_seen):
             return None
-        found = {f"{label} {hashlib.sha256(pickle.dumps(value)).hexdigest()}" for label, value in walk.objects}
+        found = {f"{label} {_object_digest(value)}" for label, value in walk.objects}
     except Exception:  # Objects of the user's may raise anything as they are looked at.
         return None
     return sorted(found)
+
+
+def _object_digest(value: Any) -> str:
+    made = hashlib.sha256()
+    _ContentPickler(_Sink(made.update)).dump(value)
+    return made.hexdigest()
+
+
+class _Sink(NamedTuple):
+    """A file of which only the digest is kept."""
+
+    write: Callable[[Any], None]
+
+
+class _ContentPickler(pickle.Pickler):
+    """Pickles tensors by their content: PyTorch's own pickles of them have addresses, which each process has anew."""
+
+    def reducer_override(self, value: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(value, torch.Tensor):
+            return NotImplemented
+        data = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return tuple, ([str(type(value)), str(value.dtype), tuple(value.shape), value.requires_grad, data],)
 
 
 class _Walk:

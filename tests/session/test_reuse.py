@@ -144,3 +144,13 @@ def test_configs_of_other_types_are_other_contents(tmp_path: Path) -> None:
     trials = [Trial(train, config, budget=3, trial_id=str(number)) for number, config in enumerate(configs + unknown)]
     contents = Reuse("", 0).apply(SharedTrials(trials, {}), tmp_path / "run").contents
     assert len({each.base for each in contents.values()}) == len(contents) == len(configs)
+
+
+def test_seeds_follow_from_configs_and_not_from_code(tmp_path: Path) -> None:
+    def applied(trainable: Any, data: str) -> Any:
+        trials = [Trial(trainable, {"x": x}, budget=3, trial_id=str(number)) for number, x in enumerate((1, 2, 1))]
+        return Reuse(data, 0).apply(SharedTrials(trials, {}), tmp_path / "run")
+
+    one, other = applied(train, ""), applied(other_train, "more")
+    assert one.seeds == other.seeds and len({*one.seeds.values()}) == 3
+    assert {each.base for each in one.contents.values()}.isdisjoint(each.base for each in other.contents.values())

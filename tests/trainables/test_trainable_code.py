@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import functools
 import importlib
@@ -354,3 +355,21 @@ def test_a_changed_value_of_an_enum_is_a_change(module: ModuleType) -> None:
 
     kind = Kind.A
     assert code(train).changed_since(before) == ("kind of train",)
+
+
+def test_tensors_are_compared_by_content() -> None:
+    torch = pytest.importorskip("torch")
+
+    def train(config: dict[str, Any]) -> Any:
+        return data, model
+
+    data, model = torch.arange(6.0), torch.nn.Linear(2, 3)
+    before = objects_of(train)
+    data, model = data.clone(), copy.deepcopy(model)
+    assert before and objects_of(train) == before
+    data[3] = -1.0
+    changed = objects_of(train)
+    assert changed not in (before, None)
+    with torch.no_grad():
+        model.bias[0] += 1.0
+    assert objects_of(train) not in (changed, None)
