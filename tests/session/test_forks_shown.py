@@ -139,11 +139,13 @@ def executor_in(folder: Path) -> fluid.FluidExecutor:
 
 def test_a_handle_and_its_folder_tell_of_forks_alike(tmp_path: Path) -> None:
     with executor_in(tmp_path) as executor:
-        handle = executor.submit_trialgroup(fluid.TrialGroup([Trial(Savable, {}, budget=6, trial_id="a")], "g"))
-        fork = handle.fork("a", {"lr": 1.0}, at=4)
+        # In one group, as a parent that runs may be beyond iteration 4 by the time that it is forked.
+        parent = Trial(Savable, {}, budget=6, trial_id="a")
+        fork = Trial(Savable, {"lr": 1.0}, budget=6, trial_id="b", start_from="a", at=4)
+        handle = executor.submit_trialgroup(fluid.TrialGroup([parent, fork], "g"))
         assert handle.wait()
         _, child = handle.trials
-        assert child.trial_id == fork
+        assert child.trial_id == "b"
         assert child.start == StartFrom("a", 4)
         assert [each.iteration for each in child.results] == [5, 6]
     assert [each.start for each in fluid.load(tmp_path).trials] == [None, StartFrom("a", 4)]
