@@ -204,6 +204,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+#: What stands for a new virtual environment.
+VENV = 'if [ "$2" = venv ]; then mkdir -p "$3/bin" && touch "$3/bin/activate"; fi\n'
 #: What stands for the reader's own script, sweep.py or train.py.
 SWEEP = """
 import sys
@@ -231,8 +233,9 @@ def test_commands_run_with_stand_ins(block: Block, programs: Path, runs: Path, t
     for name in ("sweep.py", "train.py"):
         shutil.copy(runs / "sweep.py", tmp_path / name)
     for name in _PROGRAMS - _REAL - {"cd", "export"}:
-        (programs / name).write_text("#!/bin/sh\nexit 0\n")
+        (programs / name).write_text(f"#!/bin/sh\n{VENV if name == 'python3' else ''}exit 0\n")
         (programs / name).chmod(0o755)
+    (tmp_path / "fluid").mkdir()  # The checkout
     (tmp_path / "empty").mkdir()
     a, b = (str(tmp_path / "fluid_runs" / name) for name in "ab")
     (trial,) = sorted(path.name for path in (Path(a) / "trials").iterdir())[:1]
@@ -484,6 +487,84 @@ def test_the_glossary_has_twenty_words() -> None:
         *("device", "lane", "resident", "width", "packing", "profile", "makespan", "paused", "elastic trial"),
         *("alpha", "beta", "epsilon", "engine", "run folder", "preemption"),
     }
+
+
+#: Who develops Fluid reads these; all other pages are for its users.
+FOR_DEVELOPERS = {"architecture.md", "benchmarks.md", "extending.md", "theory.md"}
+BOOK = sorted(DOCS.glob("*.md"))
+FOR_USERS = [ROOT / "README.md", *(page for page in BOOK if page.name not in FOR_DEVELOPERS)]
+#: Words that only Fluid's developers know. As an option's name, in code, they may stand anywhere.
+PRIVATE = re.compile(
+    r"\b(cohorts?|gangs?|residents?|knees?|stalls?|stalled|quant(?:um|a)|spare lanes?|profile keys?"
+    r"|follow-up iterations?|alpha|beta|epsilon|makespans?|lanes? of|fused packs?)\b",
+    re.IGNORECASE,
+)
+#: What readers had to read twice.
+READ_TWICE = (
+    "makes the sweep you have finish sooner",
+    "makes one of a PyTorch script by changing six",
+    "in times of Fluid's",
+    "Fluid without one of its means",
+    "and all that takes `n_jobs`, on lanes",
+    "is warned of, with the metrics that there are",
+    "To use both logs everything twice",
+    "for which there is no room yet",
+    "What pays for the whole key is taken to pay for it",
+    "one that may be the only one for a trial stays",
+    "threads of OpenMP that wait for work sleep",
+    "trials are planned as ever",
+    "What it leaves is what Hydra's basic launcher leaves",
+    "earlier and better iterations of other trials are lost",
+    "the refiner's rollout is of continuous work",
+    "see the other pages on frameworks",
+    "It never guesses",
+)
+
+
+def prose_of(text: str) -> str:
+    """Returns a page without code, comments, links' targets and line breaks."""
+    bare = re.sub(
+        r"^```.*?^```$|^    .*$|^> \*\*What has run.*\n(?:>.*\n)*|<!--.*?-->", "", text, flags=re.M | re.DOTALL
+    )
+    return " ".join(re.sub(r"`[^`]*`|\]\([^)]*\)|https?://\S+", " ", bare).split())
+
+
+def test_the_book_is_short() -> None:
+    assert len(BOOK) <= 26
+    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in BOOK}
+    assert sum(words.values()) <= 45_000, words
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
+@pytest.mark.parametrize("page", FOR_USERS, ids=lambda page: page.name)
+def test_pages_for_users_have_no_private_words(page: Path) -> None:
+    prose = prose_of(page.read_text(encoding="utf-8"))
+    assert [prose[max(0, found.start() - 40) : found.end() + 20] for found in PRIVATE.finditer(prose)] == []
+    # A lane is told as what it is before it is called so.
+    lane, explained = prose.find("lane"), prose.find("worker process")
+    assert lane == -1 or 0 <= explained < lane, prose[max(0, lane - 60) : lane + 40]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_sentence_has_to_be_read_twice(page: Path) -> None:
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    assert [sentence for sentence in READ_TWICE if sentence in text] == []
+
+
+@pytest.mark.parametrize("page", FOR_USERS[1:], ids=lambda page: page.name)
+def test_figures_stand_on_the_page_of_benchmarks(page: Path) -> None:
+    text = re.sub(r"^> \*\*What has run.*\n(?:>.*\n)*", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert re.findall(r"python benchmarks/\S+|shared CPU cores|\b\d+(?:\.\d+)? times as (?:long|fast|many)", text) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_state_is_taken_for_none(page: Path) -> None:
+    # An array has no truth value, and 0 is a state like any other.
+    assert re.findall(r"\bstate or\b.*", "\n".join(code_of(page.read_text(encoding="utf-8")))) == []
+
+
+def code_of(text: str) -> list[str]:
+    return re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def test_reading_blocks() -> None:

@@ -45,7 +45,7 @@ PACKAGES = {
 }
 #: A machine that lacks nothing.
 BEST = Machine(
-    fluid="0.1.0",
+    fluid="0.2.0",
     python="3.11.7",
     system="Linux 6.8",
     cores=16,
