@@ -4,7 +4,7 @@
     python examples/frameworks/ask_tell.py --searcher ax
     python examples/frameworks/ask_tell.py --searcher smac      # its Hyperband says how far each trial runs
 
-It tunes a small network on scikit-learn's digits; an iteration is an epoch. See docs/ask_tell.md.
+It tunes a small network on scikit-learn's digits; an iteration is an epoch. See docs/searchers.md.
 """
 
 from __future__ import annotations
