@@ -10,7 +10,6 @@ def train(config):
         yield {"loss": config["x"] + 1.0 / step}
 
 
-for algorithm in ("asha", "random"):
-    fluid.run(
-        train, {"x": uniform(0.0, 1.0)}, metric="loss", samples=3, budget=3, algorithm=algorithm, run_dir=f"runs/{algorithm}"
-    )
+for name in ("asha", "random"):
+    space = {"x": uniform(0.0, 1.0)}
+    fluid.run(train, space, metric="loss", samples=3, budget=3, algorithm=name, run_dir=f"runs/{name}")
