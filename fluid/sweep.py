@@ -221,7 +221,7 @@ def run(
             they have one; ``False`` by default. It needs ``resume``.
         reuse: whether trials start from states that earlier runs in the same folder have of the same code, config,
             seed and data, and iterations that are known are not run again; ``False`` by default. A text names the data,
-            which Fluid does not look at. The seeds then follow from ``seed`` and the config (``docs/forks.md``).
+            which Fluid does not look at. The seeds then follow from ``seed`` and the config (``docs/sweeps.md``).
         callbacks: listeners of the trials, which are called besides, not of what an earlier session reported; their
             rules are those of :class:`fluid.TrialListener`.
         loggers: loggers of the new executor, see :class:`fluid.FluidExecutor`; none by default.

@@ -264,7 +264,7 @@ class Trial(_WithSlots):
         start_from: the state of another trial from which it starts: that trial's id, the path of a checkpoint, one of
             :attr:`fluid.TrialResult.checkpoints`, or a trial with checkpoints, as the best one of a sweep. ``None``,
             the default, to begin afresh. Its iterations count on from there, and so does its budget: one of 12, from a
-            state of 8 iterations, runs 4 (``docs/forks.md``).
+            state of 8 iterations, runs 4 (``docs/sweeps.md``).
         at: iterations done by that state, at least 1; ``None``, the default, for the newest one: of a trial that runs,
             that at the end of its iteration; of :class:`fluid.BestTrial`, that of the best iteration.
         prefix: whether iterations for which it agrees with others may be run once for all of them, where its config
