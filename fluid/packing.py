@@ -117,7 +117,7 @@ LANE = Packing(
     name="lane",
     needs="nothing",
     admits="up to `max_packing` in one process, which run an iteration each in turn",
-    bounds=f"most trials in turn on a device, {DEFAULT_MAX_TURNS} by default",
+    bounds=f"most trials that take turns on a device, {DEFAULT_MAX_TURNS} by default",
     measures="the memory of a first trial, which runs alone",
     takes_turns=True,
 )

@@ -2,8 +2,9 @@
 """What the fragments of docs/devices.md leave to the reader: a fused trainable, and a model to adapt."""
 
 import torch
-from fluid.fused import SGD, TensorData
 from torch import nn
+
+from fluid.fused import SGD, TensorData
 
 
 def pretrained():
