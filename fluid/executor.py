@@ -93,7 +93,7 @@ class FluidExecutor(SessionDoor):
         process_group: how the devices of one trial communicate: ``"torch"`` (NCCL between GPUs, shared memory between
             CPUs of one machine, else gloo) or ``"horovod"``; ``None``, the default, for the backend's own, which is
             ``"torch"`` unless you pass a backend object.
-        group_policy: which of several groups gets devices first (``docs/groups.md``). ``"irs"``, the default: scarce
+        group_policy: which of several groups gets devices first (``docs/deadlines.md``). ``"irs"``, the default: scarce
             devices go to those that can use no others, then the group with the least work left is first; ``"srsf"``:
             that group is first; ``"fifo"``: the one that came first.
         fairness: 0, the default, for the shortest mean time of groups; with more, such as 2, groups that got less than
@@ -270,7 +270,7 @@ class FluidExecutor(SessionDoor):
             deadline: when the group is to have ended: seconds from the call, or text such as ``"2h"``; or steps of what
                 an end costs, each after a time: ``[("1h", 1), ("2h", 3)]``, times and costs ascending. It orders groups
                 so that as many as can be meet theirs; you hear as soon as it is known that this one cannot
-                (``docs/groups.md``). Trials added later have it too. ``None``, the default, for no deadline.
+                (``docs/deadlines.md``). Trials added later have it too. ``None``, the default, for no deadline.
             weight: how much it counts that the group is late, or, without a deadline, that it waits; 1 by default.
             on_miss: what happens to trials that have not ended at the deadline, of steps at the last one: ``"late"``,
                 the default: they run on, behind what can be met; ``"stop"``: they are stopped, each after the last

@@ -179,7 +179,7 @@ def run(
         deadline: when the sweep is to have ended: seconds from the call, or text such as ``"2h"``. It sizes the sweep:
             as few devices are held as meet it with 90 %, and you hear at once if none do (``docs/deadlines.md``). A
             trial that cannot end by then is saved after the last iteration that fits. In an executor with other
-            groups it orders these, too, so that as many as can be meet theirs (``docs/groups.md``). ``time_budget_s``
+            groups it orders these, too, so that as many as can be meet theirs. ``time_budget_s``
             ends a sweep on all devices; both may be given.
         stop: values of metrics at which a trial stops, ``{"accuracy": 0.95}``; or rules: :class:`fluid.search.Target`,
             :class:`fluid.search.Plateau`, :class:`fluid.search.TrialPlateau`, one or several.

@@ -434,7 +434,7 @@ class TrialGroup:
         requires: what devices must have to run them, where a trial does not say otherwise; ``None``, the default, if
             any device will do.
         owner: whose group it is: the groups of one owner are scheduled as one, and owners share the devices
-            (``docs/groups.md``). ``None``, the default, for an owner of its own.
+            (``docs/deadlines.md``). ``None``, the default, for an owner of its own.
         submission: the sweep that it is a part of, whose trainables are pickled once; ``None``, the default, if they
             are to be pickled as they are at each call that submits or adds trials.
 
