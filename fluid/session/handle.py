@@ -430,7 +430,13 @@ class TrialGroupHandle:
         self._requests.extend(trial_id, by, follow_up_iterations)
 
     def rank(self, trial_id: str, rung: Rung, score: float) -> None:
-        """Tells that a trial has come to a rung, for search algorithms: checkpoints of the best stay in memory."""
+        """Tells that a trial has come to a rung, for search algorithms: checkpoints of the best stay in memory.
+
+        Args:
+            trial_id: a trial of this group, which has run its budget.
+            rung: how many trials come there, and how many of them go on.
+            score: how good it is; less is better.
+        """
         self._require_known(trial_id)
         self._requests.ask(partial(RungReached, trial_id=trial_id, rung=rung, score=score))
 
