@@ -570,7 +570,9 @@ class TrialGroupHandle:
     def forget(self, trial_id: str) -> None:
         """Drops all that is kept of a trial that has ended, so that a long session does not grow; its files stay.
 
-        A trial that was done cannot be extended then. Its id stays taken, and its results can still be read.
+        A trial that was done cannot be extended then. Its id stays taken, and its results can still be read. The
+        driver's memory is bounded, but for ids, in a session of any length whose groups have listeners and whose trials
+        are added to a group and forgotten.
 
         Raises:
             InvalidFieldError: the trial is unknown, or has not ended.
