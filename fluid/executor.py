@@ -88,7 +88,7 @@ class FluidExecutor(SessionDoor):
         output: what is told of the session, where: a :class:`fluid.Output`; ``None``, the default, for progress on a
             terminal and a new run folder.
         max_failures: times that a failed trial is tried again, 0 for never. ``None``, the default: twice; once if it
-            then fails alike, and never what cannot succeed (``docs/running.md``).
+            then fails alike, and never what cannot succeed (``docs/failures.md``).
         profile: measurements of earlier sessions, which this one adds to; ``None``, the default, for none.
         process_group: how the devices of one trial communicate: ``"torch"`` (NCCL between GPUs, shared memory between
             CPUs of one machine, else gloo) or ``"horovod"``; ``None``, the default, for the backend's own, which is
@@ -99,7 +99,7 @@ class FluidExecutor(SessionDoor):
         fairness: 0, the default, for the shortest mean time of groups; with more, such as 2, groups that got less than
             their share of the devices come earlier.
         spare_lanes: warm processes per device that no trial has used, for the next trial to start there, or one whose
-            process dies; beyond one, no more than trials wait (``docs/reliability.md``). 1 by default, 0 for none.
+            process dies; beyond one, no more than trials wait (``docs/trainables.md``). 1 by default, 0 for none.
         flat: further fields of these objects by themselves, as ``packing="off"`` means ``sharing=Sharing("off")``:
             ``isolation``, ``lane_policy``, ``rounds``, ``max_fused``; ``deadline``, ``budget_usd``,
             ``price_per_device_hour``; ``checkpoint_bytes``; ``verbose``, ``loggers``, ``metrics_port``, ``run_dir``,
@@ -302,7 +302,7 @@ class FluidExecutor(SessionDoor):
         Trials that had not ended go on from their newest checkpoint that can still be read. Iterations reported before
         are in ``handle.results()`` too, with metrics as JSON has them, and are not reported again. Trainables and
         configs are unpickled from ``payloads.pkl``, so resume only folders that you trust. A warning names what has
-        changed of the code of the trainables, as far as it is seen (``docs/reliability.md``).
+        changed of the code of the trainables, as far as it is seen (``docs/failures.md``).
 
         Args:
             run_dir: folder of the session; the new one appends to its files.

@@ -186,7 +186,7 @@ class Sharing(GivenFields):
         max_packing: most processes with trials on one device; ``None``, the default, for 4. With ``"lane"``, most
             trials that take turns on one, by default 64. It has no meaning with ``"fused"`` and ``"off"``.
         isolation: ``"trial"``: each trial runs in a process that has run no other one, and that ends with it
-            (``docs/running.md``); ``"lane"``: trials run one after another in the processes that there are, as is
+            (``docs/trainables.md``); ``"lane"``: trials run one after another in the processes that there are, as is
             faster for tiny ones whose author knows that they leave nothing behind. ``None``, the default, for
             ``"trial"``, but ``"lane"`` where trials share a process by their nature: with ``packing="fused"`` or
             ``"lane"``, ``rounds=True``, another lane policy, and for trials that can be fused.

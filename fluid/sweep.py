@@ -184,9 +184,9 @@ def run(
         stop: values of metrics at which a trial stops, ``{"accuracy": 0.95}``; or rules: :class:`fluid.search.Target`,
             :class:`fluid.search.Plateau`, :class:`fluid.search.TrialPlateau`, one or several.
         seed: of the configs, and, together with the program's own random number generators as they are at the call, of
-            those of the trials (``docs/running.md``, "Random numbers"); 0 by default, so that the same call tries the
-            same configs again. ``None`` draws one in each call; the summary and the report show it. On one device
-            without packing, the same seed gives the same decisions, too.
+            those of the trials (``docs/trainables.md``, "Random numbers and seeds"); 0 by default, so that the same
+            call tries the same configs again. ``None`` draws one in each call; the summary and the report show it. On
+            one device without packing, the same seed gives the same decisions, too.
         points: configs, or parts of configs, to try first; or trials of earlier sweeps, as ``result.best``, that start
             from the state of their checkpoint and go on up to ``budget`` iterations in all.
         searcher: suggests the configs, and is told the results: :class:`fluid.search.AskTell`, or the adapter of a
@@ -248,7 +248,7 @@ def run(
         InvalidFieldError: an argument cannot be used, or a metric without a mode may mean either; or no trial has
             reported the metric, and the error's ``result`` has what there is. A single trial that does not report it
             fails (``docs/sweeps.md``).
-        SweepFailedError: all trials have failed, or the first ones so that no other can succeed (``docs/running.md``).
+        SweepFailedError: all trials have failed, or the first ones so that no other can succeed (``docs/failures.md``).
         SweepInterrupted: Ctrl-C or a notice of preemption has ended the sweep; its ``result`` has what there is.
         FluidError: the executor was closed.
     """

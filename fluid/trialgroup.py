@@ -246,7 +246,7 @@ class Trial(_WithSlots):
             first.
         iteration_timeout_s: seconds that an iteration may take before it counts as hung, above 0; ``None`` for no
             limit; ``"auto"``, the default, for a limit that follows from what iterations of its profile key took, where
-            its trials run several each (``docs/running.md``). The process of a hung trial is killed. The trial goes on
+            its trials run several each (``docs/failures.md``). The process of a hung trial is killed. The trial goes on
             from its checkpoint once; if it hangs again, it fails, with ``"timeout"`` as the kind of its failure.
         requires: what a device must have to run the trial; ``None``, the default, if any device will do.
         devices: ``None``, the default, to let the engine decide. A whole number n: exactly n devices, which it shares

@@ -5,7 +5,7 @@
     mlflow ui --backend-store-uri sqlite:///logs/mlflow.db
     wandb sync logs/wandb/offline-run-*
 
-It tunes a linear classifier of scikit-learn's digits; an iteration is a pass over the data. See docs/logging.md.
+It tunes a linear classifier of scikit-learn's digits; an iteration is a pass over the data. See docs/watching.md.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ LEAST_TO_TRY = 4
 #: A trial about to end has at least this much work left, to the planner: heights are positive.
 LEAST_HEIGHT_S = 1e-9
 
-# -- hung trials (docs/running.md) ----------------------------------------------------------------------------
+# -- hung trials (docs/failures.md) ---------------------------------------------------------------------------
 
 #: An iteration is compared with so many of the latest of its key, once there are so many: with USUAL_QUANTILE of them
 #: in order, which one slow iteration in a hundred does not change.
