@@ -251,7 +251,7 @@ class Scenario:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Scenario:
-        """Makes a scenario from what ``fluid simulate`` reads (see ``docs/cli.md``).
+        """Makes a scenario from what ``fluid simulate`` reads (:class:`ScenarioInput`).
 
         Raises:
             InvalidFieldError: a field is missing, unknown or invalid; the message names its place and value.
@@ -333,7 +333,14 @@ class Scenario:
 
 @dataclass(frozen=True)
 class EventInput:
-    """A device lost or gained, as ``fluid simulate`` reads it."""
+    """A device lost or gained, as ``fluid simulate`` reads it. Trials on a lost one lose their current iteration.
+
+    Args:
+        at: seconds since the start.
+        remove_device: index of the lost device.
+        add_device: index of the gained device, which is as it was, or like the first one; or an object with the fields
+            of :class:`fluid.Device`.
+    """
 
     at: NonNegative
     remove_device: NonNegativeInteger | None = None
@@ -358,7 +365,26 @@ class EventInput:
 
 @dataclass(frozen=True)
 class ScenarioInput:
-    """A scenario, as ``fluid simulate`` reads it."""
+    """A scenario: the JSON file that ``fluid simulate`` reads.
+
+    Args:
+        devices: as of an instance.
+        workload: the search algorithm.
+        workloads: several, in place of ``workload``.
+        group_policy, fairness: which of several workloads' trials start first: as for ``FluidExecutor``.
+        runtimes: how long trials take.
+        events: devices that are lost or added.
+        name: a title.
+        alpha, beta, c, d, epsilon: as of an instance, for all trials.
+        start_s: seconds that each start of a trial costs, of its process and of its set-up; a trial that waits for a
+            decision of the search keeps its process.
+        fused: as of an instance, and at least 1, for all trials; then ``distribution`` is ``constant`` and
+            ``runtime_error`` 0.
+        max_fused: most trials fused on one device; 1 switches fusing off.
+        runtime_error: sigma of the lognormal factor, of median 1, between true and predicted runtimes.
+        early_stop: share of the trials that stop at a random point of their budget, 0 to 1.
+        seed: of all random numbers.
+    """
 
     devices: Any
     workload: Workload | None = None

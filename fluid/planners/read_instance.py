@@ -133,7 +133,23 @@ _NO_KEY = ""
 
 @dataclass(frozen=True)
 class InstanceInput:
-    """An instance."""
+    """An instance: the JSON file that ``fluid plan`` reads.
+
+    Args:
+        devices: a number of identical GPUs, or a list of objects with the fields of :class:`fluid.Device`, of which
+            ``index`` is the position in the list and ``kind`` ``"gpu"`` unless they say otherwise.
+        trials: at least one, with the fields below.
+        alpha: packing overhead, at least 1: each further trial on a device makes those on it take ``alpha`` times as
+            long.
+        beta: scaling overhead, at least 1: on ``w`` devices a trial takes ``beta^(w-1) / w`` of its runtime.
+        c: most trials that share one device; lowered if ``alpha`` makes sharing useless.
+        d: most devices for one trial; lowered to the number of devices, and if ``beta`` makes more of them useless.
+        fused: of trials that can be fused: seconds of an iteration of a pack, relative to one of a trial alone, by
+            rows, such as ``{"2": 1.1, "4": 1.4}``. They stand in for ``alpha``, and ``c``, by default 64, then bounds
+            the rows. Rows are doubled as long as it pays; more rows than are listed never do.
+        epsilon: seconds that one resize of a running trial takes, in which it makes no progress; with ``--profile`` as
+            measured.
+    """
 
     devices: Any
     trials: list[dict[str, Any]]
@@ -147,7 +163,20 @@ class InstanceInput:
 
 @dataclass(frozen=True)
 class TrialInput:
-    """One of its trials."""
+    """One of its trials.
+
+    In place of ``runtime_s``, ``profile_key`` and ``budget`` may be given, with ``--profile``: its runtime, ``alpha``,
+    ``beta``, ``c``, ``fused`` and memory are then those that were measured, where it does not give them.
+
+    Args:
+        runtime_s: seconds alone on one device of speed 1, above 0.
+        id: a unique name; ``trial-00000`` and so on by default.
+        alpha, beta, c, d, fused: as of the instance, for this trial alone.
+        max_width: most devices for this trial; 1 if it cannot use several.
+        priority: trials of a higher priority start first.
+        persistent_bytes: device memory held between iterations; unknown by default.
+        ephemeral_bytes: further device memory needed at the peak of an iteration.
+    """
 
     runtime_s: Seconds
     id: Any = None
