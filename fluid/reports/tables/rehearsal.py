@@ -378,7 +378,7 @@ def calibration_table(calibration: Calibration, title: str) -> Group:
 
 
 def calibration_as_json(calibration: Calibration) -> dict[str, Any]:
-    """A comparison with a real run, in ``calibrations`` of ``fluid rehearse --calibrate RUN --json``.
+    """The output of ``fluid rehearse --calibrate RUN --json``: ``calibrations``, a list, of each sweep its ``name`` and
 
     * ``figures``: by name, ``rehearsed``, ``real`` and the ``error`` of the prediction
     * ``target``: the value within 5 % of the worse of the two best ones

@@ -285,10 +285,10 @@ def story_json(run: RecordedRun, trial: TrialRun) -> list[dict[str, Any]]:
 
 
 def idle_json(idle: IdleTime) -> dict[str, float]:
-    """The device time in which no iteration ran, in the output of ``fluid report --json`` as ``idle``; ``null`` if the
-    journal is of an older version.
+    """The device time in which no iteration ran, in the output of ``fluid report --json`` as ``idle``.
 
-    Seconds are summed over the devices, from the first submission to the end of the last iteration, in which a device
+    It is ``null`` if the journal is of an older version. Seconds are summed over the devices, from the first submission
+    to the end of the last iteration. In them a device
 
     * ``start_s``: was held by a trial that had not run an iteration yet: its process started, and it was set up
     * ``hand_over_s``: had run iterations, and was held by the next trial, which had not begun to run

@@ -124,8 +124,9 @@ def held_line(run: HeldResult, unit: str, seed: int) -> Text:
 
 
 def sizes_as_json(comparison: SizeComparison) -> dict[str, Any]:
-    """The output of ``fluid simulate --json`` with ``--deadline`` or ``--budget``, after ``scenario`` and ``seeds``.
+    """The output of ``fluid simulate --json`` with ``--deadline`` or ``--budget``.
 
+    * ``scenario``, ``seed``, ``seeds`` (their number), ``planner``
     * ``deadline_s``, ``budget_usd``, ``price_per_device_hour`` and ``odds``: the goals, and with which odds they are to
       be met
     * ``first``: the decision at the start: ``devices``, whether it ``meets`` the goals and with which ``odds``,
