@@ -206,7 +206,7 @@ def run(
         devices: how many devices the new executor uses, or which; ``None``, the default, for all.
         join: whether ``run_dir`` is a folder that several drivers share: each makes this same call, on the same or on
             another machine, and they work one sweep together, with the devices of each. The first one begins it; others
-            may come later, and go at any time (``docs/shared_folder.md``). ``False`` by default.
+            may come later, and go at any time (``docs/cluster.md``). ``False`` by default.
         if_exists: what to do where ``run_dir`` holds a session already: ``"error"``, to refuse it; ``"resume"``, which
             ``resume=True`` means too; ``"overwrite"``, to delete it; or ``"new"``, for a folder beside it: see
             :class:`fluid.Output`. ``None``, the default, for ``"error"``, or for what ``resume`` says.
