@@ -262,7 +262,7 @@ def faults_of_command(command: str) -> list[str]:
     if words[0] == "fluid":
         subcommands = next(iter(_parser()._subparsers._group_actions)).choices  # type: ignore[union-attr]
         if words[1] not in subcommands:
-            return [] if words[1].startswith("-") else [f"fluid has no {words[1]}"]
+            return [] if words[1].startswith("-") or words[1].isupper() else [f"fluid has no {words[1]}"]
         known = set(subcommands[words[1]]._option_string_actions)
         return [f"{command}: no {option}" for option in sorted(options - known)]
     program = ROOT / words[1]
