@@ -439,8 +439,9 @@ def test_the_files_of_the_core_have_what_the_architecture_page_names() -> None:
     missing = []
     for path, text in items:
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        defined = {node.name for node in ast.walk(tree) if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
-        defined |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        nodes = list(ast.walk(tree))
+        defined = {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+        defined |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
         missing += [(path, name) for name in re.findall(r"`(\w+)`", text) if name not in defined]
     assert missing == []
 
