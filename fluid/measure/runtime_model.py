@@ -239,7 +239,7 @@ def packing_limit_from_seconds(seconds: Sequence[float], *, threshold: float = D
         threshold: O_th.
 
     Returns:
-        ``max{p : O^q > O_th for all 2 <= q <= p}``, else 1.
+        ``max{p : O^q > O_th for all 2 <= q <= p}``, else 1. (The paper's argmax, taken literally, is always 2.)
     """
     c = 1
     for p in range(2, len(seconds) + 1):

@@ -86,6 +86,9 @@ class Overpacking(Policy):
 class Rebalancing(Policy):
     """Chooses other widths and devices for running trials.
 
+    Each change is weighed by what its trial gains. Sets of changes are not rolled out to the end: that pays only for
+    groups that come alone, as no rollout foresees a further group, from which trials that are left wide keep devices.
+
     Args:
         core: the state of the session.
         table: the columns of the running trials.
