@@ -563,6 +563,14 @@ def test_no_state_is_taken_for_none(page: Path) -> None:
     assert re.findall(r"\bstate or\b.*", "\n".join(code_of(page.read_text(encoding="utf-8")))) == []
 
 
+def test_no_program_takes_a_state_for_none() -> None:
+    programs = [
+        path for room in ("benchmarks", "examples", "fluid", "integrations") for path in ROOT.glob(f"{room}/**/*.py")
+    ]
+    found = re.compile(r"= state or\b|\(state or\b")
+    assert [str(path.relative_to(ROOT)) for path in programs if found.search(path.read_text(encoding="utf-8"))] == []
+
+
 def code_of(text: str) -> list[str]:
     return re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
