@@ -356,7 +356,8 @@ class TrialResult:
 
         Returns:
             Of a class: an object of it, set up with the trial's config and restored. Of a generator function with a
-            state: the state. Of a function for Ray Tune: the ``ray.tune.Checkpoint`` that it reported.
+            state: the state. Of a function that calls :func:`fluid.report`: the folder that its ``save`` filled. Of a
+            function for Ray Tune: the ``ray.tune.Checkpoint`` that it reported.
 
         Raises:
             FluidError: no checkpoint is kept, or it is damaged.
