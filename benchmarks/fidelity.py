@@ -33,7 +33,7 @@ from tuning.scales import SCALES
 from fluid.rehearsal import RehearsalPlan, recorded, rehearsing
 from fluid.rehearsal.outcome import SweepOutcome, outcome_of
 
-RESULT = Path(__file__).parent / "results" / "fidelity.json"
+RESULT = Path("fidelity.json")
 ALGORITHMS = ("random", "asha", "hyperband")
 #: Algorithms whose times to the target differ by no more than this share may change places.
 ALIKE = 0.1

@@ -10,7 +10,7 @@ modules in their working directory that are named as those of Python. Each of it
 one that resumes the session. Trials report a chain of hashes, so that a wrong state shows. Checked is: every iteration
 is reported exactly once, with the right value; each trial ends as it should; no session hangs; resuming is never
 refused; the times that Fluid tells are possible; no process is left 10 s after the end, and nothing in host memory.
-docs/reliability.md says what each of that means.
+docs/failures.md says what is promised.
 
 A session that fails keeps its folder, and the line that reports it has the command that repeats it. Its faults are the
 same then, but not the instants at which they hit. With ``--state``, a run goes on after the sessions in the file that

@@ -20,7 +20,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import pbt
 
     yield pbt
-    for name in ("pbt", "pbt_workload", "native_sweep_workload"):
+    for name in ("pbt", "pbt_workload"):
         sys.modules.pop(name, None)
 
 
