@@ -50,7 +50,7 @@ COMMANDS = {
     "isolation": Command("isolation.py --runs 1 --kills 3"),
     "ray_tune": Command("ray_tune.py --runs 1 --systems fluid,fluid_lane,ray_reuse_actors"),
     "ray_tune_as_it_is": Command("ray_tune.py --runs 1 --systems fluid,ray_default --workloads busy"),
-    "joblib_search": Command("joblib_search.py --runs 1 --search svm --search tree --search large"),
+    "joblib_search": Command("joblib_search.py --runs 3 --search svm --search tree --search large"),
     "transformers_search": Command("transformers_search.py --runs 1"),
     "xgboost_study": Command("xgboost_study.py --runs 1 --trials 24"),
     "fused_sweeps": Command("fused_sweeps.py --part native --runs 1"),

@@ -5,8 +5,8 @@
 The page is ``benchmarks_page.md`` beside this program, the table ``benchmarks_readme.md``, in which stand
 
 * ``{{overhead: busy.run_and_total_s.fluid_local[0]; .1f}}``: a figure of benchmarks/results/overhead.json: an
-  expression of Python on what the benchmark wrote, and how it is shown. It is computed for each run of the file. If runs
-  differ in the digits shown, the least and the most stand there: ``2.1 to 2.4``;
+  expression of Python on what the benchmark wrote, and how it is shown. It is computed for each run of the file. If
+  runs differ in the digits shown, the least and the most stand there: ``2.1 to 2.4``;
 * ``{{command: overhead}}``: the command of that file;
 * ``{{rows: paper_shapes: tables["compared"][1:]}}``: rows of a table, which are the same in all runs;
 * ``{{machine}}``, ``{{dates}}``, ``{{minutes}}``: what all files that ``measure.py`` wrote have in common.
@@ -18,6 +18,7 @@ import json
 import re
 import statistics
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def runs_of(content: Any) -> list[Any]:
 
 
 def paper_gain(cells: Mapping[str, Any], algorithm: str) -> Any:
-    """Returns what scheduling gains in the paper's sweep of sleeping trials: a ``Gain`` of benchmarks/paper_gains.py."""
+    """Returns what scheduling gains in the paper's sweep of sleeping trials, by benchmarks/paper_gains.py."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
         import paper_gains
@@ -93,13 +94,28 @@ HELPERS: Mapping[str, Any] = {
 def evaluate(expression: str, figures: Any) -> Any:
     """Returns the value of an expression of the template, for one run."""
     names = {**HELPERS, **(figures if isinstance(figures, dict) else {}), "f": figures}
-    return eval(expression, {"__builtins__": {}}, names)  # noqa: S307 - the template is part of the checkout
+    return eval(expression, {"__builtins__": {}}, names)  # The template is part of the checkout.
 
 
 def shown(values: Sequence[Any], spec: str) -> str:
     """Returns how a figure of several runs is written: once, or as the least and the most."""
     texts = [format(value, spec) for value in sorted(values)]
     return texts[0] if texts[0] == texts[-1] else f"{texts[0]} to {texts[-1]}"
+
+
+def wrapped(text: str) -> str:
+    """Returns Markdown whose paragraphs and items are wrapped, with one blank line between blocks."""
+    blocks = []
+    for block in text.strip().split("\n\n"):
+        if block.startswith(("#", "|", ">", "![")):
+            blocks.append(block)
+            continue
+        items = (" ".join(item.split()) for item in re.split(r"\n(?=\* )", block))
+        shape: dict[str, Any] = {"width": 120, "break_long_words": False, "break_on_hyphens": False}
+        blocks.append(
+            "\n".join(textwrap.fill(each, subsequent_indent="  " * each.startswith("* "), **shape) for each in items)
+        )
+    return "\n\n".join(blocks) + "\n"
 
 
 class Page:
@@ -162,7 +178,7 @@ def page() -> tuple[str, str, set[str]]:
         sys.path.pop(0)
     filled = Page()
     texts = [filled.fill((HERE / f"benchmarks_{each}.md").read_text(encoding="utf-8")) for each in ("page", "readme")]
-    return with_note(texts[0]), texts[1], filled.used
+    return with_note(wrapped(texts[0])), wrapped(texts[1]), filled.used
 
 
 def with_table(readme: str, table: str) -> str:
