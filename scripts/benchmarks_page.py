@@ -93,8 +93,8 @@ HELPERS: Mapping[str, Any] = {
 
 def evaluate(expression: str, figures: Any) -> Any:
     """Returns the value of an expression of the template, for one run."""
-    names = {**HELPERS, **(figures if isinstance(figures, dict) else {}), "f": figures}
-    return eval(expression, {"__builtins__": {}}, names)  # The template is part of the checkout.
+    names = {"__builtins__": {}, **HELPERS, **(figures if isinstance(figures, dict) else {}), "f": figures}
+    return eval(expression, names)  # The template is part of the checkout.
 
 
 def shown(values: Sequence[Any], spec: str) -> str:
@@ -104,11 +104,11 @@ def shown(values: Sequence[Any], spec: str) -> str:
 
 
 def wrapped(text: str) -> str:
-    """Returns Markdown whose paragraphs and items are wrapped, with one blank line between blocks."""
+    """Returns Markdown whose paragraphs and items are wrapped, and whose tables have no blanks around cells."""
     blocks = []
     for block in text.strip().split("\n\n"):
         if block.startswith(("#", "|", ">", "![")):
-            blocks.append(block)
+            blocks.append(re.sub(r" *\| *", "|", block) if block.startswith("|") else block)
             continue
         items = (" ".join(item.split()) for item in re.split(r"\n(?=\* )", block))
         shape: dict[str, Any] = {"width": 120, "break_long_words": False, "break_on_hyphens": False}

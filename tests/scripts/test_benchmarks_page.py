@@ -92,7 +92,7 @@ def test_a_measurement_goes_on_where_it_was_interrupted(
     (tmp_path / "x.py").write_text(script)
     monkeypatch.setattr(measure, "HERE", tmp_path)
     monkeypatch.setattr(measure, "COMMANDS", {"x": measure.Command("x.py 5"), "y": measure.Command("x.py DIR")})
-    monkeypatch.setattr(measure, "wait_until_idle", lambda: {"busy_share": 0.0, "load_1_min": 0.5})
+    monkeypatch.setattr(measure, "wait_until_idle", lambda limit_s: {"busy_share": 0.0, "load_1_min": 0.5})
     for runs, known in ((1, 1), (2, 2), (2, 2)):
         monkeypatch.setattr(sys, "argv", ["measure.py", "--runs", str(runs), "--results", str(tmp_path)])
         assert measure.main() == 0
