@@ -106,9 +106,12 @@ def wait_until_idle(limit_s: float) -> dict[str, float]:
 
 
 def read_figures(path: Path) -> Any:
-    """Returns what a command wrote: JSON, or lines of JSON."""
+    """Returns what a command wrote, JSON or lines of JSON, without what stands beside the figures of all runs."""
     text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in text.splitlines()]
+    common = ("command", "date", "machine", "options")
+    return {key: value for key, value in json.loads(text).items() if key not in common}
 
 
 def measure(command: Command, data: Path | None, idle_limit_s: float) -> dict[str, Any] | None:
