@@ -9,7 +9,7 @@ The page is ``benchmarks_page.md`` beside this program, the table ``benchmarks_r
   runs differ in the digits shown, the least and the most stand there: ``2.1 to 2.4``;
 * ``{{command: overhead}}``: the command of that file;
 * ``{{rows: paper_shapes: tables["compared"][1:]}}``: rows of a table, which are the same in all runs;
-* ``{{machine}}``, ``{{dates}}``, ``{{minutes}}``: what all files that ``measure.py`` wrote have in common.
+* ``{{machine}}``, ``{{dates}}``: what all files that ``measure.py`` wrote have in common.
 """
 
 from __future__ import annotations
@@ -85,9 +85,14 @@ def pack_gain(model: Mapping[str, Any], trials: int, alone: str = "alone_per_s")
     return float(model[str(trials)]["per_s"] / model[alone])
 
 
+def worst_error(workloads: Mapping[str, Any]) -> float:
+    """Returns how far off the rehearsed ends of sweeps are at most."""
+    return max(abs(sweep.makespan_error) for found in workloads.values() for sweep in found.sweeps.values())
+
+
 #: What expressions may use besides the keys of a run's figures, which are ``f`` as a whole.
 HELPERS: Mapping[str, Any] = {
-    each.__name__: each for each in (len, set, sum, paper_gain, rehearsed, regret, damages, pack_gain)
+    each.__name__: each for each in (len, set, sum, paper_gain, rehearsed, regret, damages, pack_gain, worst_error)
 }
 
 
@@ -164,8 +169,6 @@ class Page:
         return {
             "machine": lambda: versions,
             "dates": lambda: " and ".join(dates),
-            "minutes": lambda: str(round(max(sum(c.runs[i].seconds for c in files) for i in (0, 1)) / 60)),
-            "load": lambda: f"{max(run.load.load_1_min for content in files for run in content.runs):.1f}",
         }
 
 
