@@ -78,7 +78,7 @@ COMMANDS = {
     "groups": Command("groups.py --seeds 1", "--out"),
     "group_deadlines": Command("group_deadlines.py --seeds 3 --mixed 0", "--out"),
     "quick_checks": Command("quick_checks.py"),
-    "bohb": Command("bohb.py --data DIR --seeds 2", "--record"),
+    "bohb": Command("bohb.py --data DIR --tasks 3945,126026,167149,168329 --seeds 2", "--record"),
     "fidelity": Command("fidelity.py --data DIR --workloads cifar10", "--output"),
     "rehearsal": Command("rehearsal.py --data DIR --tasks 3945", "--out"),
 }
@@ -122,16 +122,19 @@ def measure(command: Command, data: Path | None, idle_limit_s: float) -> dict[st
         words = [str(data) if word == "DIR" else word for word in command.words.split()]
         begun = time.monotonic()
         with open(Path(folder) / "output", "w+", encoding="utf-8") as output:
-            done = subprocess.run(
-                [sys.executable, str(HERE / words[0]), *words[1:], command.option, str(figures)],
-                cwd=folder, stdout=output, stderr=subprocess.STDOUT, timeout=LIMIT_S,
-                env={**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
-            )  # fmt: skip
+            try:
+                ended = subprocess.run(
+                    [sys.executable, str(HERE / words[0]), *words[1:], command.option, str(figures)],
+                    cwd=folder, stdout=output, stderr=subprocess.STDOUT, timeout=LIMIT_S,
+                    env={**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+                ).returncode  # fmt: skip
+            except subprocess.TimeoutExpired:
+                ended = f"not ended within {LIMIT_S:.0f} s"
             seconds = time.monotonic() - begun
             output.seek(0)
             text = output.read()
-        if done.returncode or not figures.exists():
-            print(f"  failed with exit status {done.returncode}:\n{text[-3000:]}", file=sys.stderr)
+        if ended or not figures.exists():
+            print(f"  failed: {ended}\n{text[-3000:]}", file=sys.stderr)
             return None
         return {"load": load, "seconds": round(seconds, 1), "figures": read_figures(figures)}
 
