@@ -78,7 +78,7 @@ COMMANDS = {
     "groups": Command("groups.py --seeds 1", "--out"),
     "group_deadlines": Command("group_deadlines.py --seeds 3 --mixed 0", "--out"),
     "quick_checks": Command("quick_checks.py"),
-    "bohb": Command("bohb.py --data DIR --tasks 3945,126026,167149,168329 --seeds 2", "--record"),
+    "bohb": Command("bohb.py --data DIR --seeds 2", "--record"),
     "fidelity": Command("fidelity.py --data DIR --workloads cifar10", "--output"),
     "rehearsal": Command("rehearsal.py --data DIR --tasks 3945", "--out"),
 }
