@@ -8,7 +8,7 @@ EXAMPLES := $(VENV)/examples.stamp
 DOCS := $(VENV)/docs.stamp
 INTEGRATIONS := $(VENV)/integrations.stamp
 
-.PHONY: install examples integrations test test-slow test-integrations test-parity test-versions lint typecheck format bench sweep docs clean
+.PHONY: install examples integrations test test-slow test-integrations test-parity test-versions lint typecheck format bench sweep docs docs-version clean
 
 install: $(INSTALLED)
 
@@ -90,6 +90,12 @@ sweep: $(EXAMPLES)
 # Anything that is wrong with a page or a link fails it. The site can be read as files: site/index.html.
 docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The site of this version beside those of others, as a commit on the branch gh-pages, which git push publishes.
+docs-version: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases \
+		"$$($(BIN)/python -c 'import fluid; print(fluid.__version__.rpartition(".")[0])')" latest
+	$(BIN)/mike set-default latest
 
 $(DOCS): $(INSTALLED)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \

@@ -1,4 +1,4 @@
-"""Measures how well trials are predicted before their first iteration, by the configs of others (docs/cohorts.md).
+"""Measures how well trials are predicted before their first iteration, by the configs of others (docs/theory.md).
 
     python benchmarks/predict.py [--part offline,makespan,real] [--grid FILE] [--seeds 30] [--settings narrow,...]
         [--data DIR] [--trials 24,40] [--quick] [--figure FILE] [--json FILE]

@@ -10,7 +10,22 @@ modules in their working directory that are named as those of Python. Each of it
 one that resumes the session. Trials report a chain of hashes, so that a wrong state shows. Checked is: every iteration
 is reported exactly once, with the right value; each trial ends as it should; no session hangs; resuming is never
 refused; the times that Fluid tells are possible; no process is left 10 s after the end, and nothing in host memory.
-docs/failures.md says what is promised.
+docs/failures.md says what is promised. Findings are:
+
+    iterations lost         one up to the trial's last, or up to the accepted budget, is not in results.jsonl, was told
+                            to no driver, or not to the last one
+    iterations repeated     one is twice in results.jsonl, or was told one driver twice in the same way
+    values wrong            one differs from the chain, in results.jsonl or as told
+    trials amiss            one has not ended, or otherwise than its script allows, ran more than was asked for, or was
+                            never submitted; a call was answered wrongly, or not within 30 s after all trials had ended
+    hangs                   no result, request or end of a driver within 120 s after the last fault
+    resumes refused         a session with an accepted group cannot be resumed
+    checkpoints thrown away a trial began before its newest checkpoint after a session that ended with its disk full,
+                            and no other fault that destroys checkpoints
+    times impossible        a time is less than the drivers took for what they told, or more than since the first began
+    modules run             a process has executed a module of the working directory
+    processes left          some with the session's mark in their environment, 10 s after the last driver
+    files left in memory    anything in /dev/shm, which the session has for its own; needs root
 
 A session that fails keeps its folder, and the line that reports it has the command that repeats it. Its faults are the
 same then, but not the instants at which they hit. With ``--state``, a run goes on after the sessions in the file that

@@ -5,7 +5,7 @@
     python examples/dcgan.py --algo bohb --scale full                         # the paper's setting, on GPUs
 
 A small classifier of digits scores the generated images. It is trained once and kept in ~/.cache.
-See docs/examples.md.
+See docs/first_sweep.md.
 """
 
 from __future__ import annotations

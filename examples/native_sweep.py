@@ -4,7 +4,7 @@
     python examples/native_sweep.py --data DIR --workload wlm --algorithm hyperband
     python examples/native_sweep.py --data DIR --workload dcgan --algorithm random --samples 6 --time-budget 120
 
-At the end it prints the best configuration and the folder of the best model's checkpoint. See docs/examples.md.
+At the end it prints the best configuration and the folder of the best model's checkpoint. See docs/first_sweep.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python examples/tabular.py --data breast_cancer --algorithm sha
     python examples/tabular.py --samples 256 --epochs 27 --packing off  # the same one by one, to compare
 
-An iteration is an epoch. See docs/fused_sweep.md. It needs PyTorch and scikit-learn.
+An iteration is an epoch. See docs/devices.md. It needs PyTorch and scikit-learn.
 """
 
 from __future__ import annotations

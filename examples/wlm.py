@@ -4,7 +4,7 @@
     python examples/wlm.py --data DIR --algo hyperband --executor tune      # Ray Tune alone, to compare
     python examples/wlm.py --algo bohb --scale full                         # the paper's setting, on GPUs
 
-See docs/examples.md.
+See docs/first_sweep.md.
 """
 
 from __future__ import annotations

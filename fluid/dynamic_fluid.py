@@ -1,4 +1,7 @@
-"""DynamicFluid, the paper's re-planner (Algorithm 3.2; docs/theory.md, section 4)."""
+"""DynamicFluid, the paper's re-planner (Algorithm 3.2; docs/theory.md, section 4).
+
+The paper's listing assigns w where it means w'.
+"""
 
 from __future__ import annotations
 

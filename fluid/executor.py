@@ -88,18 +88,18 @@ class FluidExecutor(SessionDoor):
         output: what is told of the session, where: a :class:`fluid.Output`; ``None``, the default, for progress on a
             terminal and a new run folder.
         max_failures: times that a failed trial is tried again, 0 for never. ``None``, the default: twice; once if it
-            then fails alike, and never what cannot succeed (``docs/running.md``).
+            then fails alike, and never what cannot succeed (``docs/failures.md``).
         profile: measurements of earlier sessions, which this one adds to; ``None``, the default, for none.
         process_group: how the devices of one trial communicate: ``"torch"`` (NCCL between GPUs, shared memory between
             CPUs of one machine, else gloo) or ``"horovod"``; ``None``, the default, for the backend's own, which is
             ``"torch"`` unless you pass a backend object.
-        group_policy: which of several groups gets devices first (``docs/groups.md``). ``"irs"``, the default: scarce
+        group_policy: which of several groups gets devices first (``docs/deadlines.md``). ``"irs"``, the default: scarce
             devices go to those that can use no others, then the group with the least work left is first; ``"srsf"``:
             that group is first; ``"fifo"``: the one that came first.
         fairness: 0, the default, for the shortest mean time of groups; with more, such as 2, groups that got less than
             their share of the devices come earlier.
         spare_lanes: warm processes per device that no trial has used, for the next trial to start there, or one whose
-            process dies; beyond one, no more than trials wait (``docs/reliability.md``). 1 by default, 0 for none.
+            process dies; beyond one, no more than trials wait (``docs/trainables.md``). 1 by default, 0 for none.
         flat: further fields of these objects by themselves, as ``packing="off"`` means ``sharing=Sharing("off")``:
             ``isolation``, ``lane_policy``, ``rounds``, ``max_fused``; ``deadline``, ``budget_usd``,
             ``price_per_device_hour``; ``checkpoint_bytes``; ``verbose``, ``loggers``, ``metrics_port``, ``run_dir``,
@@ -270,7 +270,7 @@ class FluidExecutor(SessionDoor):
             deadline: when the group is to have ended: seconds from the call, or text such as ``"2h"``; or steps of what
                 an end costs, each after a time: ``[("1h", 1), ("2h", 3)]``, times and costs ascending. It orders groups
                 so that as many as can be meet theirs; you hear as soon as it is known that this one cannot
-                (``docs/groups.md``). Trials added later have it too. ``None``, the default, for no deadline.
+                (``docs/deadlines.md``). Trials added later have it too. ``None``, the default, for no deadline.
             weight: how much it counts that the group is late, or, without a deadline, that it waits; 1 by default.
             on_miss: what happens to trials that have not ended at the deadline, of steps at the last one: ``"late"``,
                 the default: they run on, behind what can be met; ``"stop"``: they are stopped, each after the last
@@ -302,7 +302,7 @@ class FluidExecutor(SessionDoor):
         Trials that had not ended go on from their newest checkpoint that can still be read. Iterations reported before
         are in ``handle.results()`` too, with metrics as JSON has them, and are not reported again. Trainables and
         configs are unpickled from ``payloads.pkl``, so resume only folders that you trust. A warning names what has
-        changed of the code of the trainables, as far as it is seen (``docs/reliability.md``).
+        changed of the code of the trainables, as far as it is seen (``docs/failures.md``).
 
         Args:
             run_dir: folder of the session; the new one appends to its files.

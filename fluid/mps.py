@@ -3,7 +3,7 @@
 With MPS the kernels of several processes run on a GPU at the same time; without it the processes time-slice. A lane
 becomes a client through its environment alone (:meth:`MpsDaemon.lane_environment`); the driver is no client. The
 daemon's folders are private, so it does not interfere with other daemons, and compute modes are not changed. See
-``docs/gpu_sharing.md``.
+``docs/devices.md``.
 """
 
 from __future__ import annotations
@@ -143,8 +143,9 @@ class MpsDaemon:
         Args:
             device: UUID of one of the daemon's GPUs.
             active_thread_percentage: share of the GPU's multiprocessors that it may use, in (0, 100]; ``None`` for all.
-            memory_limit_bytes: most device memory that it may take, at least 1 MiB; ``None`` for no limit. It applies
-                to device 0, the only one that the lane sees.
+            memory_limit_bytes: most device memory that it may take, at least 1 MiB; ``None`` for no limit, as for
+                Fluid's own lanes: the limit is fixed when a lane starts, before it is known which trial it runs. It
+                applies to device 0, the only one that the lane sees.
 
         Raises:
             InvalidFieldError: an argument cannot be used.

@@ -90,16 +90,16 @@ class Packing:
         return TIMESLICE if is_alone else self
 
 
-_RAISES = "a second, third ... trial in a process of its own, as long as that raises the throughput of the device"
-_PROCESSES = f"most processes with trials on a device, {DEFAULT_MAX_PACKING} by default"
-_SLOWDOWN = "how much each further trial slows the others down"
+_RAISES = "a further one in its own process, as long as the device then does more"
+_PROCESSES = f"most processes on a device, {DEFAULT_MAX_PACKING} by default"
+_SLOWDOWN = "the slowdown by each further trial"
 
 AUTO = Packing(
     name="auto",
-    needs="nothing: MPS is used on GPUs that can, and only trials of a `FusedTrainable` are fused",
-    admits=f"{_RAISES}; up to `max_fused` as one batched model, as long as doubling them gains",
+    needs="nothing: MPS and fusing where possible",
+    admits=f"{_RAISES}; or up to `max_fused` fused ones, as long as doubling them gains",
     bounds=_PROCESSES,
-    measures=f"{_SLOWDOWN}, and what fusing gains",
+    measures=f"{_SLOWDOWN}; the gain of fusing",
     has_processes=True,
     fuses=True,
     tries_mps=True,
@@ -107,24 +107,24 @@ AUTO = Packing(
 )
 FUSED = Packing(
     name="fused",
-    needs="trials of a `FusedTrainable`; a GPU or CPU cores",
-    admits="up to `max_fused` trials that can be fused, as one batched model; others have a device each",
-    measures="nothing first: how long a step of so many takes",
+    needs="trials of a `FusedTrainable`",
+    admits="up to `max_fused` that can be fused; others have a device each",
+    measures="nothing first",
     fuses=True,
     insists_on_fusing=True,
 )
 LANE = Packing(
     name="lane",
-    needs="nothing: a GPU or CPU cores",
-    admits="up to `max_packing` trials in one process of each device, which run an iteration each in turn",
+    needs="nothing",
+    admits="up to `max_packing` in one process, which run an iteration each in turn",
     bounds=f"most trials that take turns on a device, {DEFAULT_MAX_TURNS} by default",
-    measures="the memory of each profile key, by a first trial that runs alone",
+    measures="the memory of a first trial, which runs alone",
     takes_turns=True,
 )
 MPS = Packing(
     name="mps",
-    needs="NVIDIA MPS on all GPUs, else an error says why not",
-    admits=f"{_RAISES}; they run side by side",
+    needs="NVIDIA MPS on all GPUs",
+    admits=f"{_RAISES}; side by side",
     bounds=_PROCESSES,
     measures=_SLOWDOWN,
     shown="NVIDIA MPS",
@@ -134,8 +134,8 @@ MPS = Packing(
 )
 TIMESLICE = Packing(
     name="timeslice",
-    needs="nothing: a GPU or CPU cores",
-    admits=f"{_RAISES}; on a GPU they take turns, without MPS",
+    needs="nothing",
+    admits=f"{_RAISES}; on a GPU in time slices, without MPS",
     bounds=_PROCESSES,
     measures=_SLOWDOWN,
     shown="time slices",
@@ -143,9 +143,9 @@ TIMESLICE = Packing(
 )
 OFF = Packing(
     name="off",
-    needs="nothing: a GPU or CPU cores",
-    admits="one trial on a device",
-    measures="nothing of what trials on one device cost each other",
+    needs="nothing",
+    admits="none: one trial on a device",
+    measures="nothing",
 )
 
 PACKINGS = {packing.name: packing for packing in (AUTO, FUSED, LANE, MPS, TIMESLICE, OFF)}
@@ -186,13 +186,13 @@ class Sharing(GivenFields):
         max_packing: most processes with trials on one device; ``None``, the default, for 4. With ``"lane"``, most
             trials that take turns on one, by default 64. It has no meaning with ``"fused"`` and ``"off"``.
         isolation: ``"trial"``: each trial runs in a process that has run no other one, and that ends with it
-            (``docs/running.md``); ``"lane"``: trials run one after another in the processes that there are, as is
+            (``docs/trainables.md``); ``"lane"``: trials run one after another in the processes that there are, as is
             faster for tiny ones whose author knows that they leave nothing behind. ``None``, the default, for
             ``"trial"``, but ``"lane"`` where trials share a process by their nature: with ``packing="fused"`` or
             ``"lane"``, ``rounds=True``, another lane policy, and for trials that can be fused.
         lane_policy: which of several trials in it a lane runs next: ``"longest_first"``, the default, the one with the
             longest work left; ``"srtf"``, the shortest; ``"fair"``, the one that has run least. With the last two,
-            many trials of a device take turns in its lanes with ``packing="auto"``, too (``docs/lanes.md``).
+            many trials of a device take turns in its lanes with ``packing="auto"``, too (``docs/devices.md``).
         rounds: whether all trials advance together, an iteration each in turn, so that they can be compared early;
             ``False`` by default.
         max_fused: most trials in one fused pack; 128 by default. 1 switches fusing off.

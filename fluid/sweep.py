@@ -179,14 +179,14 @@ def run(
         deadline: when the sweep is to have ended: seconds from the call, or text such as ``"2h"``. It sizes the sweep:
             as few devices are held as meet it with 90 %, and you hear at once if none do (``docs/deadlines.md``). A
             trial that cannot end by then is saved after the last iteration that fits. In an executor with other
-            groups it orders these, too, so that as many as can be meet theirs (``docs/groups.md``). ``time_budget_s``
+            groups it orders these, too, so that as many as can be meet theirs. ``time_budget_s``
             ends a sweep on all devices; both may be given.
         stop: values of metrics at which a trial stops, ``{"accuracy": 0.95}``; or rules: :class:`fluid.search.Target`,
             :class:`fluid.search.Plateau`, :class:`fluid.search.TrialPlateau`, one or several.
         seed: of the configs, and, together with the program's own random number generators as they are at the call, of
-            those of the trials (``docs/running.md``, "Random numbers"); 0 by default, so that the same call tries the
-            same configs again. ``None`` draws one in each call; the summary and the report show it. On one device
-            without packing, the same seed gives the same decisions, too.
+            those of the trials (``docs/trainables.md``, "Random numbers and seeds"); 0 by default, so that the same
+            call tries the same configs again. ``None`` draws one in each call; the summary and the report show it. On
+            one device without packing, the same seed gives the same decisions, too.
         points: configs, or parts of configs, to try first; or trials of earlier sweeps, as ``result.best``, that start
             from the state of their checkpoint and go on up to ``budget`` iterations in all.
         searcher: suggests the configs, and is told the results: :class:`fluid.search.AskTell`, or the adapter of a
@@ -206,7 +206,7 @@ def run(
         devices: how many devices the new executor uses, or which; ``None``, the default, for all.
         join: whether ``run_dir`` is a folder that several drivers share: each makes this same call, on the same or on
             another machine, and they work one sweep together, with the devices of each. The first one begins it; others
-            may come later, and go at any time (``docs/shared_folder.md``). ``False`` by default.
+            may come later, and go at any time (``docs/cluster.md``). ``False`` by default.
         if_exists: what to do where ``run_dir`` holds a session already: ``"error"``, to refuse it; ``"resume"``, which
             ``resume=True`` means too; ``"overwrite"``, to delete it; or ``"new"``, for a folder beside it: see
             :class:`fluid.Output`. ``None``, the default, for ``"error"``, or for what ``resume`` says.
@@ -221,7 +221,7 @@ def run(
             they have one; ``False`` by default. It needs ``resume``.
         reuse: whether trials start from states that earlier runs in the same folder have of the same code, config,
             seed and data, and iterations that are known are not run again; ``False`` by default. A text names the data,
-            which Fluid does not look at. The seeds then follow from ``seed`` and the config (``docs/forks.md``).
+            which Fluid does not look at. The seeds then follow from ``seed`` and the config (``docs/sweeps.md``).
         callbacks: listeners of the trials, which are called besides, not of what an earlier session reported; their
             rules are those of :class:`fluid.TrialListener`.
         loggers: loggers of the new executor, see :class:`fluid.FluidExecutor`; none by default.
@@ -248,7 +248,7 @@ def run(
         InvalidFieldError: an argument cannot be used, or a metric without a mode may mean either; or no trial has
             reported the metric, and the error's ``result`` has what there is. A single trial that does not report it
             fails (``docs/sweeps.md``).
-        SweepFailedError: all trials have failed, or the first ones so that no other can succeed (``docs/running.md``).
+        SweepFailedError: all trials have failed, or the first ones so that no other can succeed (``docs/failures.md``).
         SweepInterrupted: Ctrl-C or a notice of preemption has ended the sweep; its ``result`` has what there is.
         FluidError: the executor was closed.
     """

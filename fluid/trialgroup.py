@@ -246,7 +246,7 @@ class Trial(_WithSlots):
             first.
         iteration_timeout_s: seconds that an iteration may take before it counts as hung, above 0; ``None`` for no
             limit; ``"auto"``, the default, for a limit that follows from what iterations of its profile key took, where
-            its trials run several each (``docs/running.md``). The process of a hung trial is killed. The trial goes on
+            its trials run several each (``docs/failures.md``). The process of a hung trial is killed. The trial goes on
             from its checkpoint once; if it hangs again, it fails, with ``"timeout"`` as the kind of its failure.
         requires: what a device must have to run the trial; ``None``, the default, if any device will do.
         devices: ``None``, the default, to let the engine decide. A whole number n: exactly n devices, which it shares
@@ -264,7 +264,7 @@ class Trial(_WithSlots):
         start_from: the state of another trial from which it starts: that trial's id, the path of a checkpoint, one of
             :attr:`fluid.TrialResult.checkpoints`, or a trial with checkpoints, as the best one of a sweep. ``None``,
             the default, to begin afresh. Its iterations count on from there, and so does its budget: one of 12, from a
-            state of 8 iterations, runs 4 (``docs/forks.md``).
+            state of 8 iterations, runs 4 (``docs/sweeps.md``).
         at: iterations done by that state, at least 1; ``None``, the default, for the newest one: of a trial that runs,
             that at the end of its iteration; of :class:`fluid.BestTrial`, that of the best iteration.
         prefix: whether iterations for which it agrees with others may be run once for all of them, where its config
@@ -434,7 +434,7 @@ class TrialGroup:
         requires: what devices must have to run them, where a trial does not say otherwise; ``None``, the default, if
             any device will do.
         owner: whose group it is: the groups of one owner are scheduled as one, and owners share the devices
-            (``docs/groups.md``). ``None``, the default, for an owner of its own.
+            (``docs/deadlines.md``). ``None``, the default, for an owner of its own.
         submission: the sweep that it is a part of, whose trainables are pickled once; ``None``, the default, if they
             are to be pickled as they are at each call that submits or adds trials.
 

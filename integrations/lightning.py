@@ -97,7 +97,9 @@ def sweep(
     Args:
         module: the LightningModule's class, or a function that makes one of a config.
         space: the hyperparameters, as for :func:`fluid.run`.
-        train_dataloaders: as for ``Trainer.fit``; or a function that makes them of a config.
+        train_dataloaders: as for ``Trainer.fit``; or a function that makes them of a config. Trials that share a
+            process (``isolation="lane"``) share loaders that are objects: one with a ``torch.Generator`` of its own
+            must then be made by a function.
         val_dataloaders: the same.
         datamodule: a LightningDataModule, of which each trial gets a copy; its class, or a function that makes one of a
             config.
@@ -172,6 +174,7 @@ def fit(trainer: Any, model: Any, *args: Any, **kwargs: Any) -> None:
 
     A Trainer without a ``default_root_dir`` of its own has the trial's folder (:func:`fluid.trial_dir`), so that
     Lightning's own loggers and checkpoints of two trials do not mix. Outside a trial it is ``trainer.fit``.
+    With ``reload_dataloaders_every_n_epochs`` above 1, Lightning counts from the epoch at which a trial went on.
 
     Example:
         >>> import lightning as L

@@ -22,6 +22,8 @@ FROM_ROOT = {
     "security.md": "SECURITY.md",
     "changelog.md": "CHANGELOG.md",
 }
+#: Pages that have every word, and answer few questions: the search names them behind the others.
+_BEHIND = ("api/", "changelog", "contributing", "architecture", "extending", "theory", "benchmarks")
 _LANGUAGES = {".json": "json", ".md": "markdown", ".py": "python", ".toml": "toml", ".yml": "yaml"}
 _LINK = re.compile(r"(?<=\]\()(?P<target>[^)#\s:]+)(?P<anchor>#[^)\s]*)?(?=\))")
 
@@ -38,10 +40,13 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Makes links to files of the repository lead to their pages."""
+    """Makes links to files of the repository lead to their pages, and ranks pages for the search."""
     here = page.file.src_uri
     if here.startswith("source/"):
+        page.meta["search"] = {"exclude": True}
         return markdown
+    if here.startswith(_BEHIND):
+        page.meta["search"] = {"boost": 0.3}
 
     def lead(link: re.Match[str]) -> str:
         path = _in_repository(here, link["target"])

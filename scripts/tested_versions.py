@@ -8,7 +8,7 @@
 Each release gets a virtual environment of its own in a temporary folder, which is removed afterwards: Fluid's wheel,
 the release, and what pip chooses besides. The oldest release is the least that pyproject.toml allows; the newest is
 the one that pip finds. Versions of Python are looked for as ``python3.10`` and so on. The last lines are rows of the
-table in docs/install.md. The exit status is 1 if a test failed or a release could not be installed.
+table in docs/approval.md. The exit status is 1 if a test failed or a release could not be installed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import inspect
 import io
 import json
 import os
@@ -14,11 +16,14 @@ import pytest
 
 from fluid._imports import try_import
 from fluid._version import __version__
-from fluid.cli import main
-from fluid.forecasting.scenario import ArrivingWorkload, EventInput, Runtimes, ScenarioInput
+from fluid.cli import _parser, main
+from fluid.forecasting.scenario import ArrivingWorkload, EventInput, Runtimes, ScenarioInput, Workload
 from fluid.planners.portfolio import PLANNERS
 from fluid.planners.read_instance import InstanceInput, TrialInput
+from fluid.reports.tables.comparison import as_json, policies_as_json
+from fluid.reports.tables.size import sizes_as_json
 from fluid.resources import Device
+from tests.json_fields import undescribed
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -231,6 +236,7 @@ def test_simulate_compares_all_planners(capsys: Captured) -> None:
     assert [entry["planner"] for entry in got["results"]] == list(PLANNERS)
     assert {entry["devices"] for entry in got["results"]} == {8}
     assert {entry["trials"] for entry in got["results"]} == {27}
+    assert undescribed({*got, *got["results"][0]}, as_json) == set()
     makespans = {entry["planner"]: entry["makespan_s"] for entry in got["results"]}
     assert makespans["portfolio"] < makespans["fifo"]
     for entry in got["results"]:
@@ -274,6 +280,7 @@ def test_simulate_compares_group_policies(file: Any, capsys: Captured, tmp_path:
     srsf = next(run for run in got["results"] if run["group_policy"] == "srsf")
     assert [workload["completion_s"] for workload in srsf["workloads"]] == [50.0, 15.0]
     assert srsf["mean_completion_s_of_owners"] == {"workload 1": 50.0, "ann": 15.0}
+    assert undescribed({*got, *srsf, *srsf["workloads"][0]}, as_json, policies_as_json) == set()
     assert main(["simulate", path, "--group-policy", "fifo", "--group-policy", "srsf"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("2 workloads, 10 trials, 2 devices, seed 0")
@@ -322,6 +329,7 @@ def test_simulate_sizes_devices_for_a_deadline(file: Any, capsys: Captured, tmp_
     assert preemptible["cost_usd"] == pytest.approx(0.5 * 3.6 * preemptible["device_hours"])
     assert sized["held"][0][0] == 0.0 and 0 < max(held for _, held in sized["held"]) <= 5
     assert got["first"]["meets"] is True
+    assert undescribed({*got, *got["first"], *sized}, sizes_as_json) == set()
     assert main(["simulate", path, *goals, "--seeds", "2"]) == 0
     printed = capsys.readouterr().out
     assert "seeds 0 to 1" in printed and "sized, preemptible" in printed
@@ -470,8 +478,8 @@ def test_what_is_no_command_ends_with_status_2(arguments: list[str], capsys: Cap
 
 # --- The manual
 
-MANUAL = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-SHOWN = re.findall(r"```console\n\$ fluid (.*?)\n(.*?)\n```", MANUAL, re.DOTALL)
+PLANNERS_PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+SHOWN = re.findall(r"```console\n\$ fluid (.*?)\n(.*?)\n```", PLANNERS_PAGE, re.DOTALL)
 
 
 @pytest.mark.parametrize(("command", "said"), [pytest.param(*shown, id=shown[0]) for shown in SHOWN])
@@ -496,11 +504,35 @@ def _close(got: Any, said: Any) -> bool:
     return bool(got == (pytest.approx(said) if isinstance(said, float) else said))
 
 
-def test_the_manual_shows_every_command_and_names_every_field() -> None:
+def test_the_pages_have_every_command() -> None:
     assert {shown[0].split()[0] for shown in SHOWN} == {"plan", "simulate"}
-    read = (InstanceInput, TrialInput, Device, ScenarioInput, ArrivingWorkload, Runtimes, EventInput)
-    fields = {field.name for record in read for field in dataclasses.fields(record) if field.init}
-    assert {field for field in fields if f"`{field}`" not in MANUAL} == set()
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    commands = {"plan", "simulate", *re.findall(r"^## fluid (\w+)$", page, re.MULTILINE)}
+    assert commands == set(subcommands())
+
+
+def subcommands() -> dict[str, argparse.ArgumentParser]:
+    (found,) = (each for each in _parser()._actions if isinstance(each, argparse._SubParsersAction))
+    return dict(found.choices)
+
+
+def test_every_option_says_what_it_does() -> None:
+    actions = [(name, each) for name, parser in subcommands().items() for each in parser._actions]
+    assert len(actions) > 100
+    assert [(name, each.dest) for name, each in actions if not each.help] == []
+
+
+@pytest.mark.parametrize(
+    "record", [InstanceInput, TrialInput, Device, ScenarioInput, Workload, ArrivingWorkload, Runtimes, EventInput]
+)
+def test_every_field_of_a_file_is_described(record: type) -> None:
+    page = (ROOT / "docs" / "api" / "files.md").read_text(encoding="utf-8")
+    assert record is Device or f"::: {record.__module__}.{record.__name__}\n" in page
+    described = re.findall(r"^ {4}([\w, ]+): ", (inspect.getdoc(record) or "").partition("Args:")[2], re.MULTILINE)
+    named = {name for names in described for name in names.split(", ")}
+    inherited = {field.name for base in record.__bases__ if base is not object for field in dataclasses.fields(base)}
+    fields = {field.name for field in dataclasses.fields(record) if field.init} - inherited
+    assert undescribed(fields - named, record) == set()
 
 
 # --- The program around the commands

@@ -1,4 +1,4 @@
-"""The scripts of docs/slurm.md with stand-ins for Slurm's programs, and the manifest of docs/kubernetes.md."""
+"""The scripts of docs/cluster.md with stand-ins for Slurm's programs, and its manifest for Kubernetes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fluid.search import uniform
 
 
 def train(config, state):
-    done = state or 0
+    done = 0 if state is None else state
     while True:
         time.sleep(0.04)
         done += 1
@@ -48,7 +48,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def one_node_script() -> str:
-    (script,) = (block for block in blocks("slurm.md", "bash") if "#SBATCH --nodes=1\n" in block)
+    (script,) = (block for block in blocks("cluster.md", "bash") if "#SBATCH --nodes=1\n" in block)
     return script
 
 
@@ -112,19 +112,19 @@ def test_shell_scripts_can_be_read(page: str) -> None:
 def test_slurm_is_asked_for_what_fluid_hears() -> None:
     from fluid.session.notice import SIGUSR1_DEADLINE_S
 
-    scripts = [block for block in blocks("slurm.md", "bash") if "#SBATCH" in block]
-    assert len(scripts) == 2
-    assert [script for script in scripts if f'"$status" -eq {128 + signal.SIGUSR1} ' not in script] == []
-    (array,) = blocks("shared_folder.md", "bash")
-    assert len(array.splitlines()) <= 10
-    for script in (*scripts, array):
+    scripts = [block for block in blocks("cluster.md", "bash") if "#SBATCH" in block]
+    (array,) = (script for script in scripts if "#SBATCH --array" in script)
+    assert len(scripts) == 3 and len(array.splitlines()) <= 10
+    queued_again = f'"$status" -eq {128 + signal.SIGUSR1} '
+    assert [script for script in scripts if queued_again not in script] == [array]
+    for script in scripts:
         (seconds,) = re.findall(r"^#SBATCH --signal=(?:B:)?USR1@(\d+)$", script, re.MULTILINE)
         assert int(seconds) > SIGUSR1_DEADLINE_S
 
 
 def manifest() -> Mapping[str, Any]:
     yaml = pytest.importorskip("yaml")
-    (text,) = blocks("kubernetes.md", "yaml")
+    (text,) = blocks("cluster.md", "yaml")
     loaded: Mapping[str, Any] = yaml.safe_load(text)
     return loaded
 
@@ -152,5 +152,5 @@ def test_pods_are_left_the_time_that_ray_takes_to_drain_them() -> None:
 
 
 def test_ray_is_the_version_of_the_image() -> None:
-    (dockerfile,) = re.findall(r"FROM rayproject/ray:([\d.]+)", (DOCS / "kubernetes.md").read_text(encoding="utf-8"))
+    (dockerfile,) = re.findall(r"FROM rayproject/ray:([\d.]+)", (DOCS / "cluster.md").read_text(encoding="utf-8"))
     assert manifest()["spec"]["rayClusterSpec"]["rayVersion"] == dockerfile

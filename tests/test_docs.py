@@ -4,8 +4,12 @@ A block after the comment ``<!-- run -->``, which readers do not see, is run as 
 its own, indented commands by bash in the root of the checkout. ``<!-- run: torch -->`` names packages without which
 it is skipped; ``make test-integrations`` runs those that need a package of the extras loggers and frameworks.
 
-A block of Python that is not run begins with a line for the reader, ``# Fragment: study and objective are yours.``,
-which has each name that the block uses without defining it. What it takes from Fluid has to be there.
+Any other block of Python is a fragment. It begins with a line for the reader, ``# Fragment: study and objective are
+yours.``, which has each name that the block uses without defining it; ``page_standins/PAGE.py`` defines small ones, and
+both run as one script. ``<!-- fragment: lightning -->`` before it names packages.
+
+Any other block of commands runs in an empty folder, with a finished run for ``RUN`` and stand-ins for programs that are
+not Fluid's, unless ``<!-- not run: it opens a server -->`` says why it cannot.
 """
 
 from __future__ import annotations
@@ -17,17 +21,19 @@ import inspect
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fluid
+from fluid.cli import _parser
 from fluid.engine.records import state_diagram
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,14 +43,26 @@ PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")),
 ]
 
+STANDINS = ROOT / "tests" / "page_standins"
+
 #: Seconds after which a block is given up. Far more than any takes, as the machine may be busy.
 PATIENCE = 300.0
+_COMMANDS = r"(?P<commands>(?:    .*\n)+)"
 _BLOCK = re.compile(
-    r"^<!-- run(?:: (?P<packages>[\w ]+))? -->\n+(?:```python\n(?P<python>(?s:.*?))^```$|(?P<commands>(?:    .*\n)+))",
+    rf"^<!-- run(?:: (?P<packages>[\w ]+))? -->\n+(?:```python\n(?P<python>(?s:.*?))^```$|{_COMMANDS})",
     re.MULTILINE,
 )
-_PYTHON = re.compile(r"^(?P<mark><!-- run.*-->\n+)?```py.*\n(?P<python>(?s:.*?))^```$", re.MULTILINE)
+_PYTHON = re.compile(
+    r"^(?P<mark><!-- run.*-->\n+)?(?:<!-- fragment: (?P<packages>[\w ]+) -->\n+)?```py.*\n(?P<python>(?s:.*?))^```$",
+    re.MULTILINE,
+)
 _FRAGMENT = re.compile(r"# Fragment: (?P<said>.+\.)\n")
+#: Programs that blocks of commands name. Those of Fluid and Python are real.
+_REAL = frozenset({"fluid", "python"})
+_PROGRAMS = _REAL | frozenset(
+    "cd conda docker export git kubectl make pip pip3 python3 ray sbatch scancel scontrol squeue srun ssh uv".split()  # noqa: SIM905
+)
+_COMMANDS_LEFT = re.compile(rf"^(?P<mark><!-- (?:run|not run: .+) -->\n+)?(?<=\n\n){_COMMANDS}", re.MULTILINE)
 #: Packages that only make integrations installs, by their modules.
 _FRAMEWORKS = frozenset(
     "ax hydra joblib keras lightning mlflow prometheus_client pyarrow smac tensorboard transformers wandb".split()  # noqa: SIM905
@@ -78,16 +96,40 @@ def blocks_of(page: str, text: str) -> list[Block]:
     ]
 
 
-def fragments_of(text: str) -> list[tuple[int, str]]:
-    """Returns line and content of each block of Python that is not run."""
+def fragments_of(page: str, text: str) -> list[Block]:
+    """Returns the blocks of Python that need stand-ins for what is the reader's."""
     return [
-        (text[: found.start()].count("\n") + 1, found["python"])
+        Block(
+            page, text[: found.start()].count("\n") + 1, tuple((found["packages"] or "").split()), found["python"], None
+        )
         for found in _PYTHON.finditer(text)
         if found["mark"] is None
     ]
 
 
-BLOCKS = [block for page in PAGES for block in blocks_of(page.name, page.read_text(encoding="utf-8"))]
+def commands_of(page: str, text: str) -> list[Block]:
+    """Returns the blocks of commands that need stand-ins, or a run."""
+    bare = re.sub(r"^```.*?^```$", lambda block: "\n" * block[0].count("\n"), text, flags=re.MULTILINE | re.DOTALL)
+    return [
+        Block(page, bare[: found.start()].count("\n") + 1, (), None, textwrap.dedent(found["commands"]).strip())
+        for found in _COMMANDS_LEFT.finditer(bare)
+        if found["mark"] is None and program_of(found["commands"]) in _PROGRAMS
+    ]
+
+
+def program_of(command: str) -> str:
+    """Returns the program that a command calls, without the variables that are set for it."""
+    words = command.split()
+    return next((word for word in words if not re.match(r"[A-Z_]+=", word)), "").removeprefix("$ ")
+
+
+def all_of(find: Callable[[str, str], list[Block]]) -> list[Block]:
+    return [block for page in PAGES for block in find(page.name, page.read_text(encoding="utf-8"))]
+
+
+BLOCKS = all_of(blocks_of)
+FRAGMENTS = all_of(fragments_of)
+COMMANDS = all_of(commands_of)
 
 
 @pytest.fixture
@@ -111,30 +153,142 @@ def param_of(block: Block) -> Any:
     return pytest.param(block, id=f"{block.page}:{block.line}", marks=marks)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block", [param_of(block) for block in BLOCKS])
-def test_what_a_page_shows_runs(block: Block, programs: Path, ray_folder: str, tmp_path: Path) -> None:
+def run_block(block: Block, programs: Path, folder: Path, **variables: str) -> None:
+    """Runs a block with its page's stand-ins; commands in the checkout if a page says that they run as they are."""
     for package in block.packages:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
     environment = {
         **os.environ,
-        "HOME": str(tmp_path),  # Run folders and what Ray Tune leaves go there.
+        "HOME": str(folder),  # Run folders and what Ray Tune leaves go there.
         "PATH": f"{programs}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
-        "RAY_TMPDIR": ray_folder,
+        **variables,
     }
     if block.python is not None:
-        script = tmp_path / "block.py"
+        script = folder / "block.py"
         script.write_text(block.python, encoding="utf-8")
-        command, folder = [sys.executable, str(script)], tmp_path
+        command = [sys.executable, str(script)]
     else:
         assert block.commands is not None
-        command, folder = ["bash", "-euc", block.commands], ROOT
+        command = ["bash", "-euc", block.commands]
+    where = ROOT if block.commands is not None and block in BLOCKS else folder
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+        command, cwd=where, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [param_of(block) for block in BLOCKS])
+def test_what_a_page_shows_runs(block: Block, programs: Path, ray_folder: str, tmp_path: Path) -> None:
+    run_block(block, programs, tmp_path, RAY_TMPDIR=ray_folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [param_of(block) for block in FRAGMENTS])
+def test_a_fragment_runs_with_stand_ins(block: Block, programs: Path, ray_folder: str, tmp_path: Path) -> None:
+    standins = (STANDINS / block.page).with_suffix(".py").read_text(encoding="utf-8")
+    run_block(replace(block, python=f"{standins}\n\n{block.python}"), programs, tmp_path, RAY_TMPDIR=ray_folder)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two finished runs, ``a`` and ``b``, of a function that ``sweep.py`` has."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "sweep.py").write_text(SWEEP)
+    for name in ("a", "b"):
+        subprocess.run(
+            [sys.executable, "sweep.py", name], cwd=folder, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+    return folder
+
+
+#: What stands for a new virtual environment.
+VENV = 'if [ "$2" = venv ]; then mkdir -p "$3/bin" && touch "$3/bin/activate"; fi\n'
+#: What stands for the reader's own script, sweep.py or train.py.
+SWEEP = """
+import sys
+
+import fluid
+
+
+def train(config, state):
+    loss = 1.0 if state is None else state
+    while True:
+        loss *= 1 - config["lr"]
+        yield {"loss": loss}, loss
+
+
+if __name__ == "__main__":
+    name = sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "sweep"
+    fluid.run(train, {"lr": [0.1, 0.2, 0.3, 0.4]}, metric="loss", algorithm="grid", budget=3, run_dir=name, resume=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [param_of(block) for block in COMMANDS])
+def test_commands_run_with_stand_ins(block: Block, programs: Path, runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs, tmp_path / "fluid_runs")
+    for name in ("sweep.py", "train.py"):
+        shutil.copy(runs / "sweep.py", tmp_path / name)
+    for name in _PROGRAMS - _REAL - {"cd", "export"}:
+        (programs / name).write_text(f"#!/bin/sh\n{VENV if name == 'python3' else ''}exit 0\n")
+        (programs / name).chmod(0o755)
+    (tmp_path / "fluid").mkdir()  # The checkout
+    (tmp_path / "empty").mkdir()
+    a, b = (str(tmp_path / "fluid_runs" / name) for name in "ab")
+    (trial,) = sorted(path.name for path in (Path(a) / "trials").iterdir())[:1]
+    values = {"RUN": a, "RUN_A": a, "RUN_B": b, "RUNS": str(tmp_path / "fluid_runs"), "TRIAL": trial}
+    values |= {"DIR": str(tmp_path / "empty"), "FILE": str(tmp_path / "file")}
+    filled = re.sub(r"\b[A-Z_]+\b(?!=)", lambda word: values.get(word[0], word[0]), block.commands or "")
+    run_block(replace(block, commands=filled), programs, tmp_path, FLUID_RUNS=values["RUNS"])
+
+
+def commands_named_in(text: str) -> list[str]:
+    """Returns all calls of ``fluid`` and of the checkout's programs, in blocks and in sentences."""
+    joined = re.sub(r" \\\n *", " ", text)
+    written = re.findall(r"`((?:fluid|python3?) [^`]+)`", joined)
+    return [
+        *(" ".join(command.split()) for command in written),
+        *re.findall(r"^ +(?:\$ )?((?:fluid|python3?) .+)$", joined, re.MULTILINE),
+    ]
+
+
+def faults_of_command(command: str) -> list[str]:
+    """Returns the options and programs of a command that do not exist."""
+    words = command.split(" -- ")[0].split("#")[0].split()
+    options = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)}
+    if words[0] == "fluid":
+        subcommands = next(iter(_parser()._subparsers._group_actions)).choices  # type: ignore[union-attr]
+        if words[1] not in subcommands:
+            return [] if words[1].startswith("-") or words[1].isupper() else [f"fluid has no {words[1]}"]
+        known = set(subcommands[words[1]]._option_string_actions)
+        return [f"{command}: no {option}" for option in sorted(options - known)]
+    program = ROOT / words[1]
+    if words[1].split("/")[0] not in {"benchmarks", "examples", "scripts"}:
+        return []
+    if not program.exists():
+        return [f"{command}: no {words[1]}"]
+    source = "".join(path.read_text(encoding="utf-8") for path in program.parent.glob(f"{program.stem}*.py"))
+    return [f"{command}: no {option}" for option in sorted(options) if f'"{option}"' not in source]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_that_is_named_exists(page: Path) -> None:
+    commands = commands_named_in(page.read_text(encoding="utf-8"))
+    assert [fault for command in commands for fault in faults_of_command(command)] == []
+
+
+def test_faults_of_commands() -> None:
+    text = "Run `fluid report\nRUN --json` or:\n\n    fluid repot RUN\n    python benchmarks/planner.py \\\n"
+    text += "        --never\n"
+    commands = commands_named_in(text)
+    assert commands == ["fluid report RUN --json", "fluid repot RUN", "python benchmarks/planner.py --never"]
+    assert [fault for command in commands for fault in faults_of_command(command)] == [
+        "fluid has no repot",
+        "python benchmarks/planner.py --never: no --never",
+    ]
 
 
 def test_every_mark_is_followed_by_a_block() -> None:
@@ -207,7 +361,11 @@ def value_of(node: ast.expr, known: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_of_python_runs_or_says_that_it_is_a_fragment(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    faults = [f"{page.name}:{line}: {fault}" for line, block in fragments_of(text) for fault in faults_of(block)]
+    faults = [
+        f"{page.name}:{block.line}: {fault}"
+        for block in fragments_of(page.name, text)
+        for fault in faults_of(block.python or "")
+    ]
     assert faults == []
 
 
@@ -224,7 +382,7 @@ def test_faults_of_fragments() -> None:
     assert "bugdet" in fault
 
 
-@pytest.mark.parametrize("page", ["running.md", "ray_tune.md", "optuna.md", "custom_searchers.md"])
+@pytest.mark.parametrize("page", ["trainables.md", "ray_tune.md", "optuna.md", "searchers.md"])
 def test_every_way_to_fluid_has_something_that_runs(page: str) -> None:
     assert [block for block in BLOCKS if block.page == page]
 
@@ -256,7 +414,7 @@ def test_the_site_has_every_page() -> None:
     # Whether its links and anchors hold, make docs finds out.
     listed = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     elsewhere = {"index.md", "contributing.md", "security.md", "changelog.md"}
-    assert sorted(listed) == sorted({page.name for page in DOCS.glob("*.md")} | elsewhere)
+    assert sorted(listed) == sorted({page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} | elsewhere)
 
 
 def test_pages_that_tell_of_gpus_say_what_has_run_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,28 +422,17 @@ def test_pages_that_tell_of_gpus_say_what_has_run_on_one(monkeypatch: pytest.Mon
     from gpu_note import NOTE, with_note
 
     pages = {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
-    assert [name for name, text in pages.items() if with_note(name, text) != text] == [], "python scripts/gpu_note.py"
-    assert {name for name, text in pages.items() if NOTE in text} >= {
-        *(
-            "install.md",
-            "first_sweep.md",
-            "devices.md",
-            "gpu_sharing.md",
-            "fused.md",
-            "lanes.md",
-            "elastic.md",
-            "running.md",
-        ),
-        *("cluster.md", "ray_tune.md", "cli.md"),
-    }
+    assert [name for name, text in pages.items() if with_note(text) != text] == [], "python scripts/gpu_note.py"
+    assert {name for name, text in pages.items() if NOTE in text} >= {"first_sweep.md", "devices.md"}
     # A page that has an older note, or that says much of GPUs without one, differs.
-    assert with_note("devices.md", pages["devices.md"].replace("2026", "2025")) == pages["devices.md"]
-    assert with_note("devices.md", pages["devices.md"].replace(f"{NOTE}\n", "")) == pages["devices.md"]
-    assert with_note("words.md", f"# Words\n\nNothing.\n\n{NOTE}\nMore.\n") == "# Words\n\nNothing.\n\nMore.\n"
+    assert with_note(pages["devices.md"].replace("2026-11", "2025-11")) == pages["devices.md"]
+    assert with_note(pages["devices.md"].replace(f"{NOTE}\n", "")) == pages["devices.md"]
+    assert with_note(f"# Words\n\nNothing.\n\n{NOTE}\nMore.\n") == "# Words\n\nNothing.\n\nMore.\n"
 
 
 def test_the_api_has_every_public_name() -> None:
-    entries = re.findall(r"^::: \S+\.(\w+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+    entries = re.findall(r"^::: \S+\.(\w+)$", pages, re.MULTILINE)
     assert set(fluid.__all__) - {"__version__"} <= set(entries)
 
 
@@ -303,13 +450,13 @@ def test_the_install_page_lists_what_the_core_needs() -> None:
     assert sorted(re.findall(r"`(.+?)`", said)) == sorted(re.split("[>=]", one)[0] for one in needed)
 
 
-def test_the_install_page_has_what_was_tested_in_the_oldest_release(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_for_approval_has_what_was_tested_in_the_oldest_release(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tomllib")
     monkeypatch.syspath_prepend(ROOT / "scripts")
     from tested_versions import SUBJECTS, oldest
 
     section = (
-        (DOCS / "install.md").read_text(encoding="utf-8").partition("## Tested versions\n")[2].partition("\n## ")[0]
+        (DOCS / "approval.md").read_text(encoding="utf-8").partition("## Tested versions\n")[2].partition("\n## ")[0]
     )
     rows = re.findall(r"^\| (\w+) \| ([\d.]+): [^|]+ \| [\d.+a-z]+: [^|]+ \| [\d-]{10} \|$", section, re.MULTILINE)
     assert [name for name, _ in rows] == [subject.name for subject in SUBJECTS.values()]
@@ -330,16 +477,102 @@ def test_every_page_names_extras_that_exist() -> None:
     assert [(page, name) for page, name in named if name not in extras] == []
 
 
-def test_the_glossary_has_twenty_words() -> None:
-    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
-    terms = re.findall(r"^### (.+)$", text, re.MULTILINE)
-    assert len(terms) == 20
-    explained = {word.lower() for word in [*terms, *re.findall(r"\*([a-zA-Z][a-z \n-]+)\*", text)]}
-    assert explained >= {
-        *("trainable", "trial", "iteration", "budget", "metric", "checkpoint", "rung", "group", "handle", "gang"),
-        *("device", "lane", "resident", "width", "packing", "profile", "makespan", "paused", "elastic trial"),
-        *("alpha", "beta", "epsilon", "engine", "run folder", "preemption"),
+def test_the_first_sweep_explains_twenty_words() -> None:
+    section = (DOCS / "first_sweep.md").read_text(encoding="utf-8").partition("\n## Twenty words\n")[2]
+    words = re.findall(r"^\*\*([A-Z][a-z ]+)\*\*: .+\.$", section, re.MULTILINE)
+    assert len(words) == len(set(words)) == section.count("**: ") == 20
+    # What pages may call things by that users of other libraries do not know.
+    assert set(words) >= {
+        *("Trial group", "Run folder", "Packing", "Fused trials", "Elastic trial", "Turns"),
+        *("Fork", "Shared run", "Rehearsal", "Worker process"),
     }
+    assert "*lane*" in section
+
+
+#: Who develops Fluid reads these; all other pages are for its users.
+FOR_DEVELOPERS = {"architecture.md", "benchmarks.md", "extending.md", "theory.md"}
+BOOK = sorted(DOCS.glob("*.md"))
+FOR_USERS = [ROOT / "README.md", *(page for page in BOOK if page.name not in FOR_DEVELOPERS)]
+#: Words that only Fluid's developers know. As an option's name, in code, they may stand anywhere.
+PRIVATE = re.compile(
+    r"\b(cohorts?|gangs?|residents?|knees?|stalls?|stalled|quant(?:um|a)|spare lanes?|profile keys?"
+    r"|follow-up iterations?|alpha|beta|epsilon|makespans?|lanes? of|fused packs?)\b",
+    re.IGNORECASE,
+)
+#: What readers had to read twice.
+READ_TWICE = (
+    "makes the sweep you have finish sooner",
+    "makes one of a PyTorch script by changing six",
+    "in times of Fluid's",
+    "Fluid without one of its means",
+    "and all that takes `n_jobs`, on lanes",
+    "is warned of, with the metrics that there are",
+    "To use both logs everything twice",
+    "for which there is no room yet",
+    "What pays for the whole key is taken to pay for it",
+    "one that may be the only one for a trial stays",
+    "threads of OpenMP that wait for work sleep",
+    "trials are planned as ever",
+    "What it leaves is what Hydra's basic launcher leaves",
+    "earlier and better iterations of other trials are lost",
+    "the refiner's rollout is of continuous work",
+    "see the other pages on frameworks",
+    "It never guesses",
+)
+
+
+def prose_of(text: str) -> str:
+    """Returns a page without code, comments, links' targets and line breaks."""
+    bare = re.sub(
+        r"^```.*?^```$|^    .*$|^> \*\*What has run.*\n(?:>.*\n)*|<!--.*?-->", "", text, flags=re.M | re.DOTALL
+    )
+    return " ".join(re.sub(r"`[^`]*`|\]\([^)]*\)|https?://\S+", " ", bare).split())
+
+
+def test_the_book_is_short() -> None:
+    assert len(BOOK) <= 26
+    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in BOOK}
+    assert sum(words.values()) <= 45_000, words
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
+@pytest.mark.parametrize("page", FOR_USERS, ids=lambda page: page.name)
+def test_pages_for_users_have_no_private_words(page: Path) -> None:
+    prose = prose_of(page.read_text(encoding="utf-8"))
+    assert [prose[max(0, found.start() - 40) : found.end() + 20] for found in PRIVATE.finditer(prose)] == []
+    # A lane is told as what it is before it is called so.
+    lane, explained = prose.find("lane"), prose.find("worker process")
+    assert lane == -1 or 0 <= explained < lane, prose[max(0, lane - 60) : lane + 40]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_sentence_has_to_be_read_twice(page: Path) -> None:
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    assert [sentence for sentence in READ_TWICE if sentence in text] == []
+
+
+@pytest.mark.parametrize("page", FOR_USERS[1:], ids=lambda page: page.name)
+def test_figures_stand_on_the_page_of_benchmarks(page: Path) -> None:
+    text = re.sub(r"^> \*\*What has run.*\n(?:>.*\n)*", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert re.findall(r"python benchmarks/\S+|shared CPU cores|\b\d+(?:\.\d+)? times as (?:long|fast|many)", text) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_state_is_taken_for_none(page: Path) -> None:
+    # An array has no truth value, and 0 is a state like any other.
+    assert re.findall(r"\bstate or\b.*", "\n".join(code_of(page.read_text(encoding="utf-8")))) == []
+
+
+def test_no_program_takes_a_state_for_none() -> None:
+    programs = [
+        path for room in ("benchmarks", "examples", "fluid", "integrations") for path in ROOT.glob(f"{room}/**/*.py")
+    ]
+    found = re.compile(r"= state or\b|\(state or\b")
+    assert [str(path.relative_to(ROOT)) for path in programs if found.search(path.read_text(encoding="utf-8"))] == []
+
+
+def code_of(text: str) -> list[str]:
+    return re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def test_reading_blocks() -> None:
@@ -350,5 +583,12 @@ def test_reading_blocks() -> None:
         Block("page", 10, (), None, "fluid plan x\necho y"),
     ]
     assert blocks_of("page", "```python\nx\n```\n\n<!-- run -->\n\nSaid, not shown.\n") == []
-    assert fragments_of(python + commands) == []
-    assert fragments_of("```py\nx\n```\n\n<!-- run -->\n```python\ny\n```\n") == [(1, "x\n")]
+    assert fragments_of("page", python + commands) == []
+    two = "```py\nx\n```\n\n<!-- run -->\n```python\ny\n```\n\n<!-- fragment: ray -->\n```python\nz\n```\n"
+    assert fragments_of("page", two) == [
+        Block("page", 1, (), "x\n", None),
+        Block("page", 10, ("ray",), "z\n", None),
+    ]
+    more = "a\n\n<!-- run -->\n\n    fluid x\n\na\n\n    N=1 fluid y RUN\n    cd z\n\n    h(w) = 1\n\n"
+    more += "<!-- not run: it opens a server -->\n\n    fluid view\n\n```text\n\n    fluid z\n```\n"
+    assert commands_of("page", more) == [Block("page", 9, (), None, "N=1 fluid y RUN\ncd z")]

@@ -421,11 +421,29 @@ def test_the_source_was_found() -> None:
 
 def test_the_architecture_page_has_the_same_table() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\d+) \| `([\w.]+)` \|.*\| ([\w, ]*) ?\|$", page, re.MULTILINE)
-    listed = {(int(level), f"fluid.{name}", frozenset(re.findall(r"\w+", packages))) for level, name, packages in rows}
+    listed = {
+        (int(level), f"fluid.{name}", frozenset(re.findall(r"\w+", packages)))
+        for level, row in re.findall(r"^\| (\d+) \| (.*) \|$", page, re.MULTILINE)
+        for name, packages in re.findall(r"`([\w.]+)`(?: \(([\w, ]+)\))?", row)
+    }
     namespaces = {"fluid.integrations", "fluid.backends"}
     table = {(row.level, name, row.packages) for row in LAYERS for name in row.patterns if name not in namespaces}
     assert listed == table
+
+
+def test_the_files_of_the_core_have_what_the_architecture_page_names() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = page.partition("## The core in an hour\n")[2].partition("\n## ")[0]
+    items = re.findall(r"^\d+\. `(fluid/[\w/]+\.py)`(.*(?:\n   .*)*)", section, re.MULTILINE)
+    assert len(items) > 15
+    missing = []
+    for path, text in items:
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        nodes = list(ast.walk(tree))
+        defined = {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+        defined |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        missing += [(path, name) for name in re.findall(r"`(\w+)`", text) if name not in defined]
+    assert missing == []
 
 
 # --- The checks can fail

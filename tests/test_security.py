@@ -1,4 +1,4 @@
-"""What SECURITY.md says of a sweep on one machine: what listens, is written and is unpickled, and who is called."""
+"""What docs/approval.md says of a sweep on one machine: what listens, is written, is unpickled and installed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import stat
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,30 @@ def test_no_module_has_a_client_of_other_machines() -> None:
     named = [re.sub(r"\s*(?:import|from)\s+(\S+)(?:\s+import\s+)?", r"\1.", line, count=1) for line in imports]
     assert any(name.startswith("http.server.") for name in named), "what serves is seen"
     assert [name for name in named if re.match(rf"(?:{CLIENTS})\b", name)] == []
+
+
+def test_the_page_lists_what_the_core_installs_with_its_licences() -> None:
+    page = (ROOT / "docs" / "approval.md").read_text(encoding="utf-8")
+    table = page.partition("## Dependencies\n")[2].partition("\n## ")[0]
+    listed = {
+        name: licence
+        for licence, names in re.findall(r"^\| ([\w, -]+) \| (`.+) \|$", table, re.MULTILINE)
+        for name in re.findall("`(.+?)`", names)
+    }
+    tomllib = pytest.importorskip("tomllib")  # Of Python 3.11
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    installed: dict[str, str] = {}
+    while wanted:
+        needed = wanted.pop()
+        name = re.split(r"[\s(<>=!~;\[]", needed)[0]
+        if "extra ==" in needed or name in installed:
+            continue
+        facts = metadata.metadata(name)
+        said = [facts.get("License-Expression"), facts.get("License"), *(facts.get_all("Classifier") or ())]
+        installed[name] = " ".join(filter(None, said))
+        wanted += metadata.requires(name) or []
+    assert sorted(listed) == sorted(installed)
+    assert {name for name, licence in listed.items() if licence[:3] not in installed[name]} == set()
 
 
 def test_every_test_that_the_page_names_is_there() -> None:

@@ -13,7 +13,7 @@ def train(config, state):
     x, y = (part.to(device) for part in data)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=0.9)
-    model, optimizer = state or (model, optimizer)
+    model, optimizer = (model, optimizer) if state is None else state
     for _ in range(27):
         for batch in torch.randperm(1_500).split(32):
             loss = nn.functional.cross_entropy(model(x[batch]), y[batch])

@@ -4,7 +4,7 @@
     python examples/frameworks/ask_tell.py --searcher ax
     python examples/frameworks/ask_tell.py --searcher smac      # its Hyperband says how far each trial runs
 
-It tunes a small network on scikit-learn's digits; an iteration is an epoch. See docs/ask_tell.md.
+It tunes a small network on scikit-learn's digits; an iteration is an epoch. See docs/searchers.md.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ EPOCHS = 9
 def train(config: dict[str, Any], state: MLPClassifier | None) -> Iterator[tuple[dict[str, float], MLPClassifier]]:
     pixels, digits = load_digits(return_X_y=True)
     pixels, held_out, digits, truth = train_test_split(pixels / 16.0, digits, random_state=0)
-    model = state or MLPClassifier(
-        hidden_layer_sizes=(int(config["width"]),), learning_rate_init=10 ** config["log_lr"], random_state=0
-    )
+    model = state
+    if model is None:
+        layers = (int(config["width"]),)
+        model = MLPClassifier(layers, learning_rate_init=10 ** config["log_lr"], random_state=0)
     while True:
         model.partial_fit(pixels, digits, classes=np.arange(10))
         yield {"accuracy": model.score(held_out, truth)}, model

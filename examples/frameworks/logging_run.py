@@ -5,7 +5,7 @@
     mlflow ui --backend-store-uri sqlite:///logs/mlflow.db
     wandb sync logs/wandb/offline-run-*
 
-It tunes a linear classifier of scikit-learn's digits; an iteration is a pass over the data. See docs/logging.md.
+It tunes a linear classifier of scikit-learn's digits; an iteration is a pass over the data. See docs/watching.md.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from fluid.search import loguniform
 def train(config: dict[str, Any], state: SGDClassifier | None) -> Iterator[tuple[dict[str, Any], SGDClassifier]]:
     pixels, digits = load_digits(return_X_y=True)
     pixels, held_out, digits, truth = train_test_split(pixels / 16.0, digits, random_state=0)
-    model = state or SGDClassifier(
-        loss="log_loss", learning_rate="constant", eta0=config["lr"], alpha=config["alpha"], random_state=0
-    )
+    model = state
+    if model is None:
+        options = {"learning_rate": "constant", "eta0": config["lr"], "alpha": config["alpha"]}
+        model = SGDClassifier(loss="log_loss", random_state=0, **options)
     while True:
         model.partial_fit(pixels, digits, classes=range(10))
         loss = log_loss(truth, model.predict_proba(held_out), labels=range(10))

@@ -1,4 +1,9 @@
-"""The eight search algorithms, as Ray Tune's searchers and schedulers."""
+"""The eight search algorithms, as Ray Tune's searchers and schedulers.
+
+``random``, ``grid``, ``sha`` and ``syncbohb`` do not depend on which trial is faster: one seed gives the same
+configurations and metrics with Fluid and without, as long as each trial stays on one device (``--max-width 1``), as
+dropout draws other numbers on several.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ class Scale(NamedTuple):
 
 
 #: By workload and scale. ``full`` is the paper's setting, for GPUs; ``small`` takes minutes on two CPU cores; ``tiny``
-#: takes seconds, and its models learn next to nothing.
+#: takes seconds, and its models learn next to nothing. Perplexities of different scales
+#: cannot be compared, as their vocabularies differ in size.
 SCALES: Mapping[str, Mapping[str, Scale]] = {
     "cifar10": {
         "tiny": Scale(3, 3, 3, 0.15, {"shrink": 16, "images": 128}),

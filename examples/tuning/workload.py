@@ -10,7 +10,7 @@ from tuning.scales import SCALES, Scale
 
 
 class Workload(NamedTuple):
-    """Something to tune.
+    """Something to tune. A new sweep is one of these, as in ``cifar10.py``, and a row in the table of scales.
 
     Attributes:
         name: the row of the table of scales.

@@ -117,7 +117,7 @@ class Backend(ABC):
 
     The contract: one thread calls it, except for methods that say otherwise. :meth:`execute` never waits for a lane;
     :meth:`poll` waits. The events that a command's class names (:mod:`fluid.engine.commands`) answer it. Times of
-    events never go back. No method is called after :meth:`close`. ``docs/backends.md`` has a backend in 60 lines.
+    events never go back. No method is called after :meth:`close`. ``docs/extending.md`` has a small backend.
 
     A class of one's own has to have five methods: :meth:`devices`, :meth:`execute`, :meth:`poll`, :meth:`wake` and
     :meth:`close`. All others are what a backend may be able to do; as they are here, it cannot.

@@ -62,7 +62,7 @@ def compare_algorithms(
         content = {name: [each.as_json() for each in of_row] for name, of_row in comparison.outcomes.items()}
         with replacing(folder / "rehearsal.json") as draft:
             draft.write_text(json.dumps({"format": 1, "outcomes": content}, indent=1), encoding="utf-8")
-    if arguments.json and write_json(_figures(request, comparison, scale, arguments.price), arguments.json):
+    if arguments.json and write_json(comparison_json(request, comparison, scale, arguments.price), arguments.json):
         return
     console = make_console()
     compact = is_narrow(console) or (console.room < 130 and arguments.seeds > 1)
@@ -117,9 +117,18 @@ def _assumptions(request: ComparisonRequest, comparison: Comparison) -> list[str
     ]
 
 
-def _figures(
+def comparison_json(
     request: ComparisonRequest, comparison: Comparison, scale: ValueScale, price: float | None
 ) -> dict[str, Any]:
+    """The output of ``fluid rehearse --benchmark NAME --json``.
+
+    * ``source``, ``assumptions``, ``price_per_device_hour``, ``virtual_s``, ``wall_s``: as of a script
+    * ``metric``, ``mode``, and ``best_known`` and ``worst_known``, the values at which the regret is 0 and 1
+    * ``first_at_target``: by algorithm, the share of the seeds in which it is first at a regret of 0.05; equal ones
+      share it
+    * ``problems``: why sweeps could not be played, by row, or by row and seed; ``rows``: one for each algorithm and
+      number of devices
+    """
     from fluid.integrations.comparing.compare import TARGET
 
     rows = figures_of(comparison.outcomes, scale=scale, price=price)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fluid.commands.inout import Subparsers, add_json, is_narrow, make_console, print_json, read_object
 from fluid.commands.sizing import add_goals, has_goals, simulate_goals
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fluid.forecasting.scenario import Scenario
+    from fluid.planners.planner import Plan
     from fluid.simulation.simulation_result import SimulationResult
 
 _PLANNERS = "fifo, static, dynamic or portfolio"
@@ -67,15 +68,7 @@ def _plan(arguments: argparse.Namespace) -> None:
 
         save_gantt(arguments.plot, [GanttPanel.of_plan(plan)])
     if arguments.json:
-        widths = {trial: round(w) if w >= 1.0 else w for trial, w in plan.widths.items()}
-        print_json(
-            {
-                "planner": plan.planner,
-                "widths": widths,
-                "makespan_s": plan.makespan,
-                "lower_bound_s": plan.lower_bound,
-            }
-        )
+        print_json(plan_json(plan))
         return
     from fluid.reports.figures.text_gantt import TextGantt
     from fluid.reports.run.timeline import Timeline
@@ -89,6 +82,22 @@ def _plan(arguments: argparse.Namespace) -> None:
     # The terminal wraps this line; in a file it stays one line.
     console.print(plan_summary(plan, fifo.makespan), soft_wrap=True)
     _print_plot(console, arguments.plot)
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The output of ``fluid plan --json``.
+
+    * ``planner``: the planner that made the plan
+    * ``widths``: of each trial, by its id, the number of devices, or the share of one, when it starts
+    * ``makespan_s``: predicted seconds from the first start to the last finish, resizes included
+    * ``lower_bound_s``: seconds that no schedule can beat, even if resizes were free
+    """
+    return {
+        "planner": plan.planner,
+        "widths": {trial: round(w) if w >= 1.0 else w for trial, w in plan.widths.items()},
+        "makespan_s": plan.makespan,
+        "lower_bound_s": plan.lower_bound,
+    }
 
 
 def _simulate(arguments: argparse.Namespace) -> None:

@@ -253,7 +253,7 @@ def _outcomes(rehearsal: ScriptRehearsal) -> dict[str, Any]:
 def _show(rehearsal: ScriptRehearsal, arguments: argparse.Namespace) -> None:
     if arguments.png:
         _draw(rehearsal, arguments)
-    if arguments.json and write_json(_figures(rehearsal, arguments.price), arguments.json):
+    if arguments.json and write_json(figures_json(rehearsal, arguments.price), arguments.json):
         return
     _print(rehearsal, arguments, make_console())
 
@@ -289,7 +289,15 @@ def _print(rehearsal: ScriptRehearsal, arguments: argparse.Namespace, console: C
         console.print(f"wrote {path}", soft_wrap=True)
 
 
-def _figures(rehearsal: ScriptRehearsal, price: float | None) -> dict[str, Any]:
+def figures_json(rehearsal: ScriptRehearsal, price: float | None) -> dict[str, Any]:
+    """The output of ``fluid rehearse SCRIPT --json``.
+
+    * ``source``: what trials were replayed from; ``assumptions``: sentences on that; ``price_per_device_hour``
+    * ``virtual_s``, ``wall_s``: seconds of sweeps rehearsed, and what that took; ``results``: iterations in all;
+      ``folder``: the run folders
+    * ``sweeps``: of each ``name``, ``metric``, ``mode``, the number of devices that is the ``knee``, and ``rows``, one
+      for each number of devices
+    """
     from fluid.reports.tables.rehearsal import figures_of, knee_of
 
     sweeps = []

@@ -1,9 +1,9 @@
 """The engine's extension points: what a policy may do, and when. The core names no policy.
 
 A policy is a feature beside the core: it is told of trials and of events, may keep devices from trials, may propose
-changes to running trials, and acts at the phases of an instant. It gets the core, and never calls another policy: what
-two need is in the core. :mod:`fluid.policies.engine` has all of Fluid's own in order. A point that no policy overrides
-costs nothing.
+changes to running trials, and acts at the phases of an instant. It gets the core, and calls no other policy, but where
+devices that retire are drained: what two need is in the core. :mod:`fluid.policies.engine` has all of Fluid's own in
+order. A point that no policy overrides costs nothing.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ LEAST_TO_TRY = 4
 #: A trial about to end has at least this much work left, to the planner: heights are positive.
 LEAST_HEIGHT_S = 1e-9
 
-# -- hung trials (docs/running.md) ----------------------------------------------------------------------------
+# -- hung trials (docs/failures.md) ---------------------------------------------------------------------------
 
 #: An iteration is compared with so many of the latest of its key, once there are so many: with USUAL_QUANTILE of them
 #: in order, which one slow iteration in a hundred does not change.
@@ -78,7 +78,7 @@ MOST_TIMEOUTS = 1
 #: A lane in which so many trials have raised, one after another, is used no more: its process may be to blame.
 MOST_RAISED = 3
 
-# -- devices that take no further process (docs/gpu_sharing.md) ----------------------------------------------
+# -- devices that take no further process (docs/devices.md) ----------------------------------------------
 
 #: Seconds for which a device takes no more trials than it has once a lane could not start beside them; twice as long
 #: each time that this happens again, up to the second figure. A start that fails costs some seconds of a processor.

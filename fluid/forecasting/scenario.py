@@ -251,7 +251,7 @@ class Scenario:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Scenario:
-        """Makes a scenario from what ``fluid simulate`` reads (see ``docs/cli.md``).
+        """Makes a scenario from what ``fluid simulate`` reads (:class:`ScenarioInput`).
 
         Raises:
             InvalidFieldError: a field is missing, unknown or invalid; the message names its place and value.
@@ -333,7 +333,13 @@ class Scenario:
 
 @dataclass(frozen=True)
 class EventInput:
-    """A device lost or gained, as ``fluid simulate`` reads it."""
+    """A device lost or gained. The trials on a lost one are queued again and lose their current iteration.
+
+    * ``at``: seconds since the start
+    * ``remove_device``: index of the lost device; or
+    * ``add_device``: index of the gained device, which is as it was, or like the first one of the cluster; or an object
+      with the fields of ``Device``
+    """
 
     at: NonNegative
     remove_device: NonNegativeInteger | None = None
@@ -358,7 +364,26 @@ class EventInput:
 
 @dataclass(frozen=True)
 class ScenarioInput:
-    """A scenario, as ``fluid simulate`` reads it."""
+    """A scenario: the JSON file that ``fluid simulate`` reads.
+
+    Required are ``devices``, and ``workload`` or ``workloads``.
+
+    * ``devices``: as of an instance
+    * ``workload``: the search algorithm; ``workloads``: several, in place of it
+    * ``group_policy`` (``irs``), ``fairness`` (0): which of several workloads' trials start first, as for
+      ``FluidExecutor``
+    * ``runtimes``: how long trials take
+    * ``events``: devices that are lost or added
+    * ``name``: a title; ``seed`` (0): of all random numbers
+    * ``alpha``, ``beta``, ``c``, ``d``, ``epsilon``: as of an instance, for all trials
+    * ``start_s`` (0): seconds that each start of a trial costs, of its process and of its set-up; a trial that waits
+      for a decision of the search keeps its process
+    * ``fused``: as of an instance, and at least 1, for all trials; ``distribution`` is then ``constant`` and
+      ``runtime_error`` 0
+    * ``max_fused`` (128): most trials fused on one device; 1 switches fusing off
+    * ``runtime_error`` (0): sigma of the lognormal factor, of median 1, between true and predicted runtimes
+    * ``early_stop`` (0): share of the trials that stop at a random point of their budget, 0 to 1
+    """
 
     devices: Any
     workload: Workload | None = None

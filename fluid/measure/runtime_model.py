@@ -30,7 +30,7 @@ from fluid.resources import TOLERANCE
 DEFAULT_MAX_FUSED = 128
 #: If two rows take at most this many times as long as two trials one by one, four rows are tried before fusing is given
 #: up. A batched step has a fixed cost, which the first doubling may not repay: MLPs and small CNNs ran at 0.5x to 0.9x
-#: in a pack of one row, and at 1.1x to 1.8x in a pack of four (docs/fused.md).
+#: in a pack of one row, and at 1.1x to 1.8x in a pack of four (docs/benchmarks.md).
 LENIENT = 1.25
 #: Absorbs rounding errors in comparisons with the threshold.
 _TOLERANCE = 1e-9
@@ -239,7 +239,7 @@ def packing_limit_from_seconds(seconds: Sequence[float], *, threshold: float = D
         threshold: O_th.
 
     Returns:
-        ``max{p : O^q > O_th for all 2 <= q <= p}``, else 1.
+        ``max{p : O^q > O_th for all 2 <= q <= p}``, else 1. (The paper's argmax, taken literally, is always 2.)
     """
     c = 1
     for p in range(2, len(seconds) + 1):

@@ -504,7 +504,7 @@ class Instance:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], profile: Profile | None = None) -> Instance:
-        """Makes an instance from what ``fluid plan`` reads (see ``docs/cli.md``).
+        """Makes an instance from what ``fluid plan`` reads (:class:`fluid.planners.read_instance.InstanceInput`).
 
         ``alpha``, ``beta``, ``c``, ``d`` and ``fused`` at the top are for all trials; a trial may have its own, or name
         a profile key whose figures were measured.

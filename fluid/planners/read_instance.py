@@ -133,7 +133,23 @@ _NO_KEY = ""
 
 @dataclass(frozen=True)
 class InstanceInput:
-    """An instance."""
+    """An instance: the JSON file that ``fluid plan`` reads. Required are ``devices`` and ``trials``.
+
+    * ``devices``: a number of identical GPUs, or a list of objects with the fields of ``Device``, of which ``index`` is
+      the position in the list and ``kind`` ``"gpu"`` unless they say otherwise
+    * ``trials``: at least one, with the fields below
+    * ``alpha`` (1): packing overhead, at least 1: each further trial on a device makes those on it take ``alpha`` times
+      as long
+    * ``beta`` (1): scaling overhead, at least 1: on ``w`` devices a trial takes ``beta^(w-1) / w`` of its runtime
+    * ``c`` (4): most trials that share one device; lowered if ``alpha`` makes sharing useless
+    * ``d`` (8): most devices for one trial; lowered to the number of devices, and if ``beta`` makes more of them
+      useless
+    * ``fused``: of trials that can be fused: seconds of an iteration of a pack, relative to one of a trial alone, by
+      rows, such as ``{"2": 1.1, "4": 1.4}``. They stand in for ``alpha``, and ``c``, by default 64, then bounds the
+      rows. Rows are doubled as long as it pays; more rows than are listed never do
+    * ``epsilon`` (0, or as the profile measured): seconds that one resize of a running trial takes, in which it makes
+      no progress
+    """
 
     devices: Any
     trials: list[dict[str, Any]]
@@ -147,7 +163,18 @@ class InstanceInput:
 
 @dataclass(frozen=True)
 class TrialInput:
-    """One of its trials."""
+    """One of its trials.
+
+    * ``runtime_s``: seconds alone on one device of speed 1, above 0. With ``--profile``, ``profile_key`` and ``budget``
+      may be given in its place: runtime, ``alpha``, ``beta``, ``c``, ``fused`` and memory are then those that were
+      measured, where the trial does not give them
+    * ``id`` (``trial-00000`` and so on): a unique name
+    * ``alpha``, ``beta``, ``c``, ``d``, ``fused`` (the instance's): for this trial alone
+    * ``max_width`` (``d``): most devices for this trial; 1 if it cannot use several
+    * ``priority`` (1): trials of a higher priority start first
+    * ``persistent_bytes``, ``ephemeral_bytes`` (unknown): device memory held between iterations, and further memory
+      needed at the peak of one
+    """
 
     runtime_s: Seconds
     id: Any = None

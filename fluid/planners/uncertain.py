@@ -3,6 +3,9 @@
 A trial's work left is lognormal (:class:`fluid.planners.arrangement.Running`). A resize costs epsilon for certain, and
 what it gains is uncertain: one of which the expected gain is lost in the spread of the last end is not made
 (docs/theory.md, section 14).
+
+Tried, and not done, as groups ended later: to resize only if that repays epsilon with odds of 0.7, not to resize a
+trial before its first iteration, and to plan again when a first iteration is far from its prediction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trials that other drivers run, which work the same sweep through a shared folder (docs/shared_folder.md).
+"""Trials that other drivers run, which work the same sweep through a shared folder (docs/cluster.md).
 
 The engine of each driver knows all trials of the sweep. One that this driver is not to run is held: PAUSED until the
 session learns from the folder's log how it went on, or is given the trial. What a record says of a state in a lane here

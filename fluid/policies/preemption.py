@@ -9,7 +9,7 @@ first trials end as early as without. Work that can begin only after a trial cou
 Muntz and Coffman (Preemptive scheduling of real-time tasks, 1970).
 
 What it gains (``benchmarks/paper_shapes.py``, ``benchmarks/ray_tune.py`` with the workload hyperband): the last rung
-does not run alone while devices idle; docs/theory.md, section 9 has the bound.
+does not run alone while devices idle; docs/theory.md, section 6 has the bound.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rebalancing: which running trials get another width, and which leave a device that is packed too much.
 
-What it gains: widening, ``benchmarks/stragglers.py`` (docs/elastic.md has the times).
+What it gains: widening, ``benchmarks/stragglers.py`` (docs/benchmarks.md has the times).
 """
 
 from __future__ import annotations
@@ -85,6 +85,9 @@ class Overpacking(Policy):
 
 class Rebalancing(Policy):
     """Chooses other widths and devices for running trials.
+
+    Each change is weighed by what its trial gains. Sets of changes are not rolled out to the end: that pays only for
+    groups that come alone, as no rollout foresees a further group, from which trials that are left wide keep devices.
 
     Args:
         core: the state of the session.

@@ -329,7 +329,21 @@ def machine_report(machine: Machine, advice: MachineAdvice) -> RenderableType:
 
 
 def as_json(machine: Machine, advice: MachineAdvice) -> dict[str, Any]:
-    """The output of ``fluid doctor --json``; sizes are in bytes."""
+    """The output of ``fluid doctor --json``. Sizes are in bytes; unknown values and unset limits are ``null``.
+
+    * ``fluid``, ``python``, ``system``: versions
+    * ``cpu``: ``cores`` that Fluid may run on, ``machine_cores``, and ``quota``, the CPU time, in cores, that a
+      container may use
+    * ``memory``: ``bytes``, and ``limit_bytes`` of a container; ``shm``: ``bytes`` and ``free_bytes`` of ``/dev/shm``
+    * ``open_files``: most open files of a process
+    * ``driver``: version of the NVIDIA driver
+    * ``gpus``: a list of ``uuid``, ``name``, ``memory_bytes``, ``used_bytes``, ``busy`` (share of the time, 0 to 1),
+      ``mig``, ``compute_mode``, ``capability`` and ``processes``; ``no_gpus``: why there are none
+    * ``mps``: ``program`` (its path), ``usable``, and ``reason`` if it is not
+    * ``packages``: by name, the ``version``; for torch also the ``cuda`` version that it was built for
+    * ``ray_supported``: whether Ray's version is between the first and the last that were tested
+    * ``advice``: ``devices``, ``kind`` (``gpu`` or ``cpu``), and the sentences: ``uses``, ``not_used``, ``warnings``
+    """
     gpus = [
         {
             "uuid": gpu.token,

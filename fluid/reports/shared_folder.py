@@ -35,7 +35,20 @@ def probe_report(found: Probe) -> RenderableType:
 
 
 def probe_json(found: Probe) -> dict[str, Any]:
-    """The output of ``fluid doctor --shared DIR --json``."""
+    """The output of ``fluid doctor --shared DIR --json``; what was not measured is ``null``.
+
+    * ``folder``: its path; ``file_system``: ``type``, ``source``, ``mounted_at`` and ``options`` of the mount
+    * ``usable``: whether drivers can share the folder; ``problems`` and ``warnings``: sentences, why not, and what may
+      go wrong
+    * ``given``: by name, whether the folder gives what is needed: ``files``, ``rename``, ``links``, ``log``, ``race``
+      (several processes append at once); ``null`` after the first that it does not give
+    * ``append``, ``look``: seconds of an append, and of a look at the log that finds nothing new: ``median_s``,
+      ``p95_s``, ``worst_s``, and ``times``, how often each was measured
+    * ``processes``, ``appends_per_s``: processes that appended at once, and appends per second of all together
+    * ``others``: a list of the other machines' processes: ``host``, ``pid``, ``is_here`` (it is of this machine), and
+      the seconds until an answer was read, by an ``entry`` of a log and by the ``content`` of a file that is rewritten,
+      as for ``append``
+    """
     system, meeting = found.file_system, found.meeting
     return {
         "folder": str(found.folder),

@@ -78,7 +78,7 @@ class Searcher(Protocol):
     One that has a method ``observe(outcome)`` hears, besides, of each suggestion that has come to a rung of
     ``"asha"``, before it is decided whether it goes on: its state is ``"PAUSED"``, its values are those at the rung.
 
-    Where several drivers work the sweep (``docs/shared_folder.md``), each asks a searcher of its own. One that has a
+    Where several drivers work the sweep (``docs/cluster.md``), each asks a searcher of its own. One that has a
     method ``share()`` is told of all configs, those of the others with the token -1; it is called before the first
     config is asked for, but not in the driver that has begun the sweep.
 

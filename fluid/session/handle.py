@@ -430,7 +430,13 @@ class TrialGroupHandle:
         self._requests.extend(trial_id, by, follow_up_iterations)
 
     def rank(self, trial_id: str, rung: Rung, score: float) -> None:
-        """Tells that a trial has come to a rung, for search algorithms: checkpoints of the best stay in memory."""
+        """Tells that a trial has come to a rung, for search algorithms: checkpoints of the best stay in memory.
+
+        Args:
+            trial_id: a trial of this group, which has run its budget.
+            rung: how many trials come there, and how many of them go on.
+            score: how good it is; less is better.
+        """
         self._require_known(trial_id)
         self._requests.ask(partial(RungReached, trial_id=trial_id, rung=rung, score=score))
 
@@ -564,7 +570,9 @@ class TrialGroupHandle:
     def forget(self, trial_id: str) -> None:
         """Drops all that is kept of a trial that has ended, so that a long session does not grow; its files stay.
 
-        A trial that was done cannot be extended then. Its id stays taken, and its results can still be read.
+        A trial that was done cannot be extended then. Its id stays taken, and its results can still be read. The
+        driver's memory is bounded, but for ids, in a session of any length whose groups have listeners and whose trials
+        are added to a group and forgotten.
 
         Raises:
             InvalidFieldError: the trial is unknown, or has not ended.

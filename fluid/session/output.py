@@ -32,7 +32,7 @@ class Output(GivenFields):
             session goes and ends, not even that trials are dropped or a deadline has come: only what goes wrong, as a
             failed trial or a deadline that cannot be met, is logged as a warning.
         loggers: get all results, in a thread of their own: :class:`fluid.loggers.TensorBoard` and so on, or any
-            :class:`TrialListener`; none by default (``docs/logging.md``).
+            :class:`TrialListener`; none by default (``docs/watching.md``).
         metrics_port: loopback port with metrics for Prometheus, 0 for any, or ``"address:port"``; ``None``, the
             default, for none.
         run_dir: folder for this session's journal, results and logs, in which no session has written yet; ``None``,

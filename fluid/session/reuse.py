@@ -1,4 +1,4 @@
-"""States of earlier runs from which trials of equal content start (docs/forks.md).
+"""States of earlier runs from which trials of equal content start (docs/sweeps.md).
 
 The content of a trial is its code, its config, its seed and what the user says of its data, until an iteration. Run
 folders that lie beside a session's own, and are of the same user, say of which content their trials were; what of a

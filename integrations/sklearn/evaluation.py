@@ -105,7 +105,7 @@ def train(task: SearchTask, _uses: Any, config: dict[str, Any], state: Any) -> I
     """
     assert task.ladder is not None
     params, numbers = _parts(task, config)
-    done, folds = state or (0, [Fold(task, params, number) for number in numbers])
+    done, folds = (0, [Fold(task, params, number) for number in numbers]) if state is None else state
     for iteration in range(done, len(task.ladder.shares)):
         found: list[FitWarning] = []
         try:

@@ -139,7 +139,7 @@ def hyperparameter_search(
 
 
 #: Arguments of :func:`fluid.run` that a new executor takes.
-_OF_EXECUTORS = (*OBJECTS, "run_dir", "if_exists", "loggers", "metrics_port", "deadline")
+_OF_EXECUTORS = (*OBJECTS, "devices", "run_dir", "join", "if_exists", "loggers", "metrics_port", "deadline")
 
 
 def _run(

@@ -47,9 +47,9 @@ class Pair:
 
 PAIRS = [
     Pair("pytorch", 6, ("torch", "sklearn"), "first_sweep.md"),
-    Pair("xgboost", 3, ("xgboost", "sklearn"), "xgboost.md"),
-    Pair("lightgbm", 3, ("lightgbm", "sklearn"), "lightgbm.md"),
-    Pair("lightning", 4, ("lightning", "torch", "sklearn"), "lightning.md", framework=True),
+    Pair("xgboost", 3, ("xgboost", "sklearn"), "boosting.md"),
+    Pair("lightgbm", 3, ("lightgbm", "sklearn"), "boosting.md"),
+    Pair("lightning", 4, ("lightning", "torch", "sklearn"), "deep_learning.md", framework=True),
 ]
 
 

@@ -10,12 +10,15 @@ import pytest
 
 import fluid
 from fluid.cli import main
+from fluid.commands.comparing import comparison_json
 from fluid.errors import InvalidFieldError
 from fluid.integrations.comparing.algorithms import BenchmarkSweep
 from fluid.integrations.comparing.compare import Comparison, ComparisonRequest, compare
 from fluid.rehearsal.outcome import SweepOutcome
 from fluid.rehearsal.overheads import Overheads
 from fluid.rehearsal.sources import source_by_name
+from fluid.reports.tables.rehearsal import RehearsedFigures
+from tests.json_fields import undescribed
 from tests.rehearsal import recorded_sweeps
 
 pytest.importorskip("onnxruntime")
@@ -84,6 +87,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr().out
     assert "regret" in said and "asha" in said and "surrogate of lcbench:3945" in said
     found = json.loads((tmp_path / "f.json").read_text())
+    assert undescribed({*found, *found["rows"][0]}, comparison_json, RehearsedFigures.as_json) == set()
     assert [row["name"] for row in found["rows"]] == ["random", "asha"]
     assert all(len(row["seeds"]) == 2 for row in found["rows"])
     assert set(json.loads((tmp_path / "out" / "rehearsal.json").read_text())["outcomes"]) == {"random", "asha"}

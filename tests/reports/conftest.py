@@ -58,7 +58,7 @@ class Session:
         self.path = path
         self.group_of: dict[str, str] = {}
         self._folder = RunFolder.create(path)
-        began = {"format": 1, "fluid": "0.1.0", "began": "2026-01-31 12:34:56", **facts}
+        began = {"format": 1, "fluid": "0.2.0", "began": "2026-01-31 12:34:56", **facts}
         (path / "session.json").write_text(json.dumps(began), encoding="utf-8")
         self._numbers: dict[str, str] = {}
         for name, trials in groups.items():

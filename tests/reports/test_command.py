@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Callable
@@ -12,7 +13,11 @@ import pytest
 
 from fluid._imports import try_import
 from fluid.cli import main
+from fluid.reports.analysis.idle import IdleTime
+from fluid.reports.analysis.restores import Restores
+from fluid.reports.tables.run import as_json, idle_json
 from fluid.trialgroup import Trial
+from tests.json_fields import undescribed
 
 ROOT = Path(__file__).resolve().parents[2]
 Captured = pytest.CaptureFixture[str]
@@ -193,16 +198,39 @@ def test_names_cannot_move_the_cursor(session: Sessions, capsys: Captured) -> No
 
 def test_the_manual_shows_real_output(small_run: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     manual = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    (said,) = re.findall(r"```text\n\$ fluid report run\n(.*?)\n```", manual, re.DOTALL)
+    (said,) = re.findall(r"    fluid report RUN\n\n```text\n(.*?)\n```", manual, re.DOTALL)
     monkeypatch.chdir(small_run.parent)
     monkeypatch.setenv("COLUMNS", "90")
     assert main(["report", "run"]) == 0
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == said.splitlines()
 
 
-def test_the_manual_names_every_field(small_run: Path, capsys: Captured) -> None:
-    manual = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+def test_every_field_is_described(small_run: Path, capsys: Captured) -> None:
     assert main(["report", str(small_run), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     fields = {*data, *data["groups"][0], *data["trials"][0], *data["profile"][0], *data["best"], *data["importances"]}
-    assert {field for field in fields if f"`{field}`" not in manual} == set()
+    assert undescribed({*fields, *data["resize_gains"]}, as_json) == set()
+    assert undescribed(data["restores"], Restores.as_json) == set()
+    assert data["idle"] is None
+    no_time = IdleTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert undescribed(idle_json(no_time), idle_json) == set()
+
+
+def test_what_describes_the_json_of_commands_is_on_a_page() -> None:
+    page = (ROOT / "docs" / "api" / "files.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^::: (\S+)$", page, re.MULTILINE)
+    for entry in entries:
+        *modules, name = entry.split(".")
+        of_class = [modules.pop()] if modules[-1][0].isupper() else []
+        found: Any = importlib.import_module(".".join(modules))
+        for each in (*of_class, name):
+            found = getattr(found, each)
+        assert found.__doc__, entry
+    written = [
+        f"{path.relative_to(ROOT).with_suffix('')}".replace("/", ".")
+        for folder in ("commands", "reports")
+        for path in (ROOT / "fluid" / folder).rglob("*.py")
+        if re.search("The output of ``fluid .*--json``", path.read_text(encoding="utf-8"))
+    ]
+    assert len(written) > 7
+    assert [module for module in written if not any(entry.startswith(f"{module}.") for entry in entries)] == []

@@ -22,6 +22,7 @@ from fluid.resources import Device
 from fluid.results.loading import load
 from fluid.trialgroup import Trial, TrialState
 from tests.checked_files import append_checked
+from tests.json_fields import undescribed
 
 Sessions = Callable[..., Any]
 Captured = pytest.CaptureFixture[str]
@@ -141,8 +142,7 @@ def test_a_price_can_be_given_to_the_report(session: Sessions, capsys: Captured)
     assert data["costs"]["cost_usd"] == pytest.approx(20.0)
     assert [found["cost_usd"] for found in data["trials"]] == pytest.approx([2.5 / 1.5, 2.5 / 1.5, 10.0 / 1.5])
     assert data["groups"][0]["cost_usd"] == pytest.approx(10.0)
-    manual = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert [name for name in data["costs"] if f"`{name}`" not in manual] == []
+    assert undescribed(data["costs"], Costs.as_json) == set()
     assert main(["report", str(path), "--price", "-1"]) == 2
     assert "price=-1.0: must be at least 0" in capsys.readouterr().err
 

@@ -13,7 +13,8 @@ import pytest
 from fluid.cli import main
 from fluid.reports.run.loader import load_run
 from fluid.reports.tables.ranking import best_iteration
-from fluid.reports.tables.run_comparison import compare
+from fluid.reports.tables.run_comparison import as_json, compare
+from tests.json_fields import undescribed
 
 ROOT = Path(__file__).resolve().parents[2]
 Captured = pytest.CaptureFixture[str]
@@ -51,7 +52,7 @@ def test_the_mode_turns_the_ranking_round(two_sweeps: Sweeps) -> None:
 
 def test_the_manual_shows_real_output(two_sweeps: Sweeps, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     manual = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    (said,) = re.findall(r"```text\n\$ fluid report asha random\n(.*?)\n```", manual, re.DOTALL)
+    (said,) = re.findall(r"    fluid report RUN_A RUN_B\n\n```text\n(.*?)\n```", manual, re.DOTALL)
     monkeypatch.chdir(two_sweeps[0].parent)
     monkeypatch.setenv("COLUMNS", "90")
     assert main(["report", "asha", "random"]) == 0
@@ -78,8 +79,7 @@ def test_json(two_sweeps: Sweeps, capsys: Captured) -> None:
     assert (asha["trials"], asha["iterations"], asha["devices"]) == (12, 36, 2)
     assert (asha["makespan_s"], asha["wall_time_s"], asha["reached_level_s"]) == (24.0, 31.0, 12.0)
     assert asha["best"]["config"] == {"lr": 0.02, "optimizer": {"name": "adam"}, "data": "digits"}
-    manual = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert {field for field in {*data, *asha} if f"`{field}`" not in manual} == set()
+    assert undescribed({*data, *asha}, as_json) == set()
 
 
 def test_runs_without_a_common_metric_are_still_compared(

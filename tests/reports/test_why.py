@@ -36,8 +36,10 @@ from fluid.engine.events import (
 from fluid.reports.page.data import page_data
 from fluid.reports.page.html import html_page
 from fluid.reports.run.loader import load_run
+from fluid.reports.tables.why import as_json
 from fluid.resources import Device
 from fluid.trialgroup import Search, Shown, Trial
+from tests.json_fields import undescribed
 
 ROOT = Path(__file__).parents[2]
 Captured = pytest.CaptureFixture[str]
@@ -296,12 +298,14 @@ def test_the_command_prints_times_and_clock(told_run: Path, capsys: Captured, mo
 
 def test_the_command_as_json(told_run: Path, capsys: Captured) -> None:
     assert main(["why", str(told_run), "a", "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)["trials"]
+    data = json.loads(capsys.readouterr().out)
+    (told,) = data["trials"]
     assert (told["trial"], told["state"], told["iterations"]) == ("a", "DONE", 6)
     resized = next(line for line in told["story"] if line["what"] == "resized")
     assert resized["at_s"] == pytest.approx(8.1) and resized["clock"] == "12:35:05"
     assert resized["facts"]["predicted_gain_s"] == 1.9
     assert resized["facts"]["realised_gain_s"] == pytest.approx(1.7)
+    assert undescribed({*data, *told, *resized}, as_json) == set()
 
 
 def test_an_unknown_trial_is_refused_with_similar_names(told_run: Path, capsys: Captured) -> None:
@@ -324,11 +328,9 @@ def test_the_manual_shows_real_stories(told_run: Path, capsys: Captured, monkeyp
     manual = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     monkeypatch.chdir(told_run.parent)
     monkeypatch.setenv("COLUMNS", "90")
-    shown = re.findall(r"```text\n\$ fluid why run (\w+)\n(.*?)\n```", manual, re.DOTALL)
-    assert shown
-    for name, said in shown:
-        assert main(["why", "run", name]) == 0
-        assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == said.splitlines()
+    (said,) = re.findall(r"    fluid why RUN TRIAL\n\n```text\n(.*?)\n```", manual, re.DOTALL)
+    assert main(["why", "run", "a"]) == 0
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == said.splitlines()
 
 
 # --- The page

@@ -85,3 +85,20 @@ def test_several_drivers_work_one_sweep(tmp_path: Path) -> None:
     assert [driver.wait() for driver in drivers] == [0, 0]
     result = load(str(run_dir))
     assert [trial.iteration for trial in result.trials] == [20] * 12
+
+
+def test_the_scripts_of_the_page(tmp_path: Path) -> None:
+    """docs/scripts.md shows the one as it is; the other goes on from what it has saved as if it had never ended."""
+    shown = (ROOT / "docs" / "scripts.md").read_text(encoding="utf-8")
+    assert f"```python\n{(ROOT / 'examples/script/train.py').read_text(encoding='utf-8')}```\n" in shown
+    script = ROOT / "examples" / "script" / "train_and_save.py"
+
+    def printed(*arguments: str) -> list[str]:
+        command = [sys.executable, str(script), "--lr", "0.3", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    whole = printed("--save", "state")
+    epoch, loss = json.loads((tmp_path / "state").read_text())
+    assert json.loads(whole[-1]) == {"val_loss": loss, "epoch": epoch} and epoch == 27
+    (tmp_path / "state").write_text(json.dumps([25, json.loads(whole[24])["val_loss"]]))
+    assert printed("--resume", "state") == whole[25:]

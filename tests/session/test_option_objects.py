@@ -145,7 +145,7 @@ def test_a_name_that_is_none_is_refused_as_python_does() -> None:
         (
             Sharing,
             {"max_packing": 0},
-            "must be at least 1; with packing='auto' it is the most processes with trials on a device",
+            "must be at least 1; with packing='auto' it is the most processes on a device",
         ),
         (
             Sharing,

@@ -46,7 +46,8 @@ class RayBackend(LaneBackend):
     that takes no device. Fluid must be installed on all nodes. Trials see the driver's modules by ``sys.path`` and, on
     its machine, its working directory; where the job has a ``runtime_env``, they get that, on every node. Machines need
     not share a file system: checkpoints are fetched from where they were written. Those of a machine that is gone are
-    lost.
+    lost. Unlike nodes are told apart by the GPU's product name or, where that is unknown and for CPUs, by the node's
+    accelerator type (``ray start --labels ray.io/accelerator-type=Xeon-8480``).
 
     Args:
         devices: what to reserve: all that is free, so many, or the :class:`fluid.Device` objects given, on any node

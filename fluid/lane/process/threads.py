@@ -2,6 +2,10 @@
 
 Sums depend on it, so a trial keeps one number for its life: that of the lane in which it began, or the one that it asks
 for. Neither other trials of the device change it, nor which modules the process that forked the lane had loaded.
+
+The kernel divides the cores of a device among its lanes (docs/theory.md, section 19). A lane has none for itself:
+OpenBLAS and joblib take the cores that they see for their number of threads, which would change sums. Nor has it a
+nice value: it would fall behind other users' processes, and packing is judged by the seconds of equals.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trials that start from the state of another one, their parent (docs/forks.md).
+"""Trials that start from the state of another one, their parent (docs/sweeps.md).
 
 Such a trial is not queued before the state is there, in a folder of its own. The engine asks the
 parent's lane for it, which saves it between two iterations while the parent runs on, or the host that has a checkpoint.

@@ -1,4 +1,4 @@
-"""Runs that several trials share: trials whose configs agree until an iteration are one run until then (docs/forks.md).
+"""Runs that several trials share: those whose configs agree until an iteration are one run until then (docs/sweeps.md).
 
 The session adds such a run as a trial of its own. What it reports is reported for each of its trials, which start from
 its state where they part. A trial may come to its budget before that: it is done then, and has had no process at all.

@@ -73,7 +73,14 @@ class KeyCohorts:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """In the output of ``fluid report --json``."""
+        """In the output of ``fluid report --json``, in the list ``cohorts``: trials of a key whose configs differ.
+
+        * ``key``: the profile key
+        * ``cohorts``: a list of ``conditions``, ``trials`` measured, ``seconds`` per iteration, ``peak_bytes``,
+          ``alpha`` and ``c``
+        * ``predicted_trials``, those predicted before their first iteration; ``compared_trials``, those of them that
+          ran alone on a device; and ``median_error`` of their predicted seconds
+        """
         return {
             "key": self.key,
             "cohorts": [asdict(cohort) for cohort in self.cohorts],

@@ -107,7 +107,14 @@ class Costs:
         return f"met with {duration(slack)} to spare" if slack >= 0.0 else f"missed by {duration(-slack)}"
 
     def as_json(self) -> dict[str, Any]:
-        """The costs in the output of ``fluid report --json``."""
+        """The costs, in the output of ``fluid report --json`` as ``costs``; what is unknown or not given is ``null``.
+
+        * ``device_seconds_held``, each device from its arrival to its loss or to the end of the session, and
+          ``device_seconds_busy``, those of them in which iterations ran
+        * ``price_per_device_hour``, ``cost_usd``, ``budget_usd``
+        * ``deadline_s``, ``deadline_met`` (``null`` while open) and ``deadline_slack_s``, seconds to spare, negative if
+          it was missed
+        """
         return {
             "device_seconds_held": self.paid.held,
             "device_seconds_busy": self.paid.busy,

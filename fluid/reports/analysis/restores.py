@@ -75,7 +75,15 @@ class Restores:
         return text
 
     def as_json(self) -> dict[str, Any]:
-        """For ``fluid report --json``."""
+        """From where trials were restored, in the output of ``fluid report --json`` as ``restores``.
+
+        * ``by_source``: of each source (``device``, ``memory``, ``disk``, ``host``: the memory of another host) the
+          ``number`` of restores and ``median_s``, ``null`` on a device, where nothing is read
+        * ``unknown``: restores of which the source was not recorded
+        * ``hit_rate``: the share of the others on the device or in memory; ``saved_s``, how much less these took than
+          from disk, and ``is_estimated``, whether that was estimated from the bytes for some
+        * ``bytes`` that were read
+        """
         return {
             "by_source": {
                 source: {"number": each.number, "median_s": each.seconds} for source, each in self.sources.items()

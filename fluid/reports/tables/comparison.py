@@ -163,7 +163,15 @@ def unit_name(results: Sequence[SimulationResult]) -> str:
 
 
 def as_json(results: Sequence[SimulationResult], advice: ClusterSizeAdvice | None = None) -> dict[str, Any]:
-    """The output of ``fluid simulate --json``: the runs, and the advice if given."""
+    """The output of ``fluid simulate --json``, after ``scenario`` and ``seed``.
+
+    * ``results``: of each run ``planner``, ``devices``, ``makespan_s``, ``lower_bound_s`` (0 if it is unknown),
+      ``utilisation`` (0 to 1), ``device_hours``, ``resizes``, ``trials``, ``stopped`` early, and, of scenarios with
+      ``fused``, ``peak_rows``, most trials that took a step together
+    * ``advice``, with several numbers of devices: ``planner``, and the numbers that are ``fastest``, ``cheapest`` and
+      the ``knee``: the largest number up to which each step saves at least half of the time that perfect scaling would
+      save
+    """
     data: dict[str, Any] = {
         "results": [
             {
@@ -269,7 +277,12 @@ def policy_tables(results: Sequence[SimulationResult], title: str) -> Group:
 
 
 def policies_as_json(results: Sequence[SimulationResult]) -> dict[str, Any]:
-    """The output of ``fluid simulate --json`` for several workloads."""
+    """The output of ``fluid simulate --json`` for several workloads: as for one, and of each run besides
+
+    * ``group_policy``, ``mean_completion_s`` from a workload's arrival to its end, ``mean_completion_s_of_owners``
+    * ``workloads``: of each ``name``, ``owner``, ``arrived_s``, ``completion_s``, ``trials``, and, with a deadline,
+      ``deadline_s`` from its arrival (of steps the first) and ``deadline_met``
+    """
     data = as_json(results)
     for run, result in zip(data["results"], results, strict=True):
         run["group_policy"] = result.group_policy

@@ -165,7 +165,15 @@ class RehearsedFigures:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The figures in JSON, with those of each seed."""
+        """The figures of one way, such as a number of devices, in ``rows`` of ``fluid rehearse --json``.
+
+        * ``name`` of the way, and its ``devices``
+        * ``makespan_s``, ``best``, ``regret``, ``seconds_within_0.05`` and ``seconds_within_0.01`` (until the best
+          value was so near to the target), ``busy_share``, ``device_hours``, ``cost_usd``: each by ``median``, ``low``
+          and ``high`` over the seeds, ``null`` for what was never reached
+        * ``seeds``: of each ``makespan_s``, ``best``, ``busy_share``, ``device_hours``, ``trials``, ``results``, and
+          ``trace``: pairs of seconds and the best value from then on
+        """
         within = {f"seconds_within_{share:g}": self.seconds_within(share) for share in SHARES}
         spreads = {
             "makespan_s": self.makespan_s,
@@ -370,7 +378,17 @@ def calibration_table(calibration: Calibration, title: str) -> Group:
 
 
 def calibration_as_json(calibration: Calibration) -> dict[str, Any]:
-    """The comparison in JSON."""
+    """The output of ``fluid rehearse --calibrate RUN --json``: ``calibrations``, a list, of each sweep its ``name`` and
+
+    * ``figures``: by name, ``rehearsed``, ``real`` and the ``error`` of the prediction
+    * ``target``: the value within 5 % of the worse of the two best ones
+    * ``same_decisions``: the share of the real trials that the rehearsal took to the same iteration; ``differing``: a
+      list of each ``trial`` of which that is not so, with its iterations ``rehearsed`` and ``real``; ``matched``:
+      trials that are in both
+    * ``order_tau``, ``value_order_tau``: Kendall's tau of the order in which trials ended, and of their best values
+    * ``iteration_ratio``: how many times as long iterations took for real, in the median; ``explanation``: sentences on
+      the difference
+    """
     return {
         "figures": {
             each.name: {"rehearsed": each.predicted, "real": each.real, "error": each.error}

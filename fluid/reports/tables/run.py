@@ -110,7 +110,45 @@ def _engine_parts(run: RecordedRun) -> list[RenderableType]:
 
 
 def as_json(run: RecordedRun, goal: Goal | None = None, importances: Importances | None = None) -> dict[str, Any]:
-    """The output of ``fluid report --json``.
+    """The output of ``fluid report RUN --json``. Times are in seconds; what is unknown is ``null``.
+
+    * ``run``: the run folder; ``session``: the content of its ``session.json``, such as the planner; ``notes``: a
+      sentence for each thing that could not be read
+    * ``devices``: their number; ``device_seconds``: for how long devices were held within the makespan, added up
+    * ``makespan_s``: from the first start of an iteration to the last finish; ``wall_time_s``: from the opening of the
+      executor to its closing, or to the last entry of the journal of a session that still runs
+    * ``utilisation``: share of ``device_seconds`` in which at least one trial held the device
+    * ``iterations_run``: iterations that ran; those that were run once for several trials count once
+    * ``resizes``: changes of a trial's number of devices. From a half to a third of one is none, as only the number of
+      trials on the device changed
+    * ``resize_gains``: ``chosen`` resizes that the engine decided on, and ``predicted_s``, by how many seconds they
+      were to end trials earlier in all; ``compared``, those of which that was measured, with ``compared_predicted_s``
+      and ``realised_s``; ``stall_s``, predicted seconds that trials stood still
+    * ``restores``, ``costs``, ``forecasts``, ``cohorts``, ``idle``: see below
+    * ``best``: of the best trial ``metric``, ``mode``, ``value``, ``trial``, ``group``, ``state``, the ``iteration``
+      with that value, ``at_s``, when it ended, and ``config``; ``null`` if no trial reported a number
+    * ``importances``: ``metric``, ``shares`` by hyperparameter, which add up to 1, ``method``, number of ``trials``,
+      and ``note``: why there are none, or what they leave out
+    * ``groups``: of each ``group`` (its id) and ``name``; ``search`` (of a sweep ``metric``, ``mode``, ``trials`` and
+      ``seed``); ``owner``, ``priority``, ``preempt``, ``weight``, ``deadline`` (pairs of seconds since it was submitted
+      and what an end after that costs), ``on_miss`` and ``requires`` (as text), as it was submitted; ``trials``, their
+      number; ``shared_runs``, runs that Fluid added, to run iterations once for several of them; ``states``, trials by
+      state; ``iterations``, ``makespan_s``, and ``device_seconds`` and ``cost_usd`` of its trials
+    * ``trials``: of each ``trial`` (its id) ``group``, ``profile_key``, ``config``, ``failure``, ``traceback`` and
+      ``log`` (a path), ``iterations`` done and ``budget``
+        * ``state``: ``DONE``, ``STOPPED``, ``INFEASIBLE``, ``FAILED``, ``PAUSED``, ``PAUSED BY THE USER``,
+          ``UNFINISHED``, or ``UNKNOWN`` if the journal does not mention the trial
+        * ``start``: the state of another trial that it starts from: ``parent``, ``at``, the iterations done by it,
+          ``path`` of the checkpoint if it is of another run, and ``is_shared``, whether the iterations until then are
+          its own, too; ``null`` for a trial that begins afresh
+        * ``seconds`` of the iterations that it ran itself, ``device_seconds`` that they used, ``cost_usd`` for these,
+          and ``usage``, what else they used, as far as measured (``read_bytes``, ``written_bytes``)
+        * ``fused_rows``: most trials with which it was fused, itself included; ``widths``: a list of ``width``, devices
+          or the share of one, and ``seconds``
+        * by metric ``last``, ``least`` and ``greatest``; ``story`` as of ``fluid why``
+    * ``profile``: of each ``key`` ``seconds_per_iteration`` alone on a device, ``alpha``, ``beta``, ``c``, the
+      ``fused_rows`` that are worth it (1 for none) and their ``fused_gain``; keys that ran on several device models
+      have an entry for each, with ``model`` and ``speed``, relative to the model that the key ran on first
 
     Args:
         run: the run.
@@ -130,11 +168,11 @@ def as_json(run: RecordedRun, goal: Goal | None = None, importances: Importances
         "resize_gains": asdict(run.resize_gains),
         "restores": run.restores.as_json(),
         "costs": run.costs.as_json(),
-        "forecasts": _forecasts_json(run),
+        "forecasts": forecasts_json(run),
         "cohorts": [_plain(each.as_json()) for each in run.cohorts],
         "best": best_json(run, goal or goal_of(run)),
         "importances": None if importances is None else asdict(importances),
-        "idle": None if run.idle is None else _idle_json(run.idle),
+        "idle": None if run.idle is None else idle_json(run.idle),
         "groups": [
             {
                 "group": group.group_id,
@@ -233,7 +271,7 @@ def start_json(trial: SubmittedTrial) -> dict[str, Any] | None:
 
 
 def story_json(run: RecordedRun, trial: TrialRun) -> list[dict[str, Any]]:
-    """A trial's story as data."""
+    """A trial's story as data: of each line ``at_s``, ``clock`` (time of day), ``what``, ``text`` and ``facts``."""
     return [
         {
             "at_s": line.at,
@@ -246,7 +284,23 @@ def story_json(run: RecordedRun, trial: TrialRun) -> list[dict[str, Any]]:
     ]
 
 
-def _idle_json(idle: IdleTime) -> dict[str, float]:
+def idle_json(idle: IdleTime) -> dict[str, float]:
+    """The device time in which no iteration ran, in the output of ``fluid report --json`` as ``idle``.
+
+    It is ``null`` if the journal is of an older version. Seconds are summed over the devices, from the first submission
+    to the end of the last iteration. In them a device
+
+    * ``start_s``: was held by a trial that had not run an iteration yet: its process started, and it was set up
+    * ``hand_over_s``: had run iterations, and was held by the next trial, which had not begun to run
+    * ``unreported_s``: was held by a trial between two of its iterations, as while it was saved, or during an iteration
+      that was not reported, because it failed, was cut off or repeated an earlier one
+    * ``trial_waited_s``: was held by no trial although a trial was queued that fitted; ``trial_waited_share`` is its
+      share of makespan times devices. The engine starts a queued trial as soon as it fits, so this is 0 unless the
+      journal lacks an entry
+    * ``no_trial_s``: was held by no trial, and none was queued
+    * ``packing_ramp_up_s``: ran an iteration, but fewer trials than pay by the last measurement, while one was queued
+      and packing had not been measured that far yet
+    """
     return {
         "start_s": idle.start,
         "hand_over_s": idle.hand_over,
@@ -258,8 +312,15 @@ def _idle_json(idle: IdleTime) -> dict[str, float]:
     }
 
 
-def _forecasts_json(run: RecordedRun) -> list[dict[str, Any]]:
-    """The newest forecast of each group, and those of groups that have ended at 25, 50 and 75 % of their time."""
+def forecasts_json(run: RecordedRun) -> list[dict[str, Any]]:
+    """When groups were forecast to end, in the output of ``fluid report --json`` as ``forecasts``.
+
+    All times are in seconds since the first iteration of the run. A list, for each ``group`` that was forecast:
+
+    * of its newest forecast ``at_s``, when it was made, and ``end_s``, by probability
+    * once it has ended ``compared``, the forecasts at 25, 50 and 75 % of its time: ``share`` of the time, ``by_50_s``,
+      ``by_90_s`` and ``ended_s``
+    """
     return [
         {
             "group": group.group_id,

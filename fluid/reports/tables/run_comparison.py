@@ -130,7 +130,14 @@ def comparison_tables(comparison: RunComparison, *, width: int = 80) -> Renderab
 
 
 def as_json(comparison: RunComparison) -> dict[str, Any]:
-    """The output of ``fluid report RUN RUN ... --json``."""
+    """The output of ``fluid report RUN RUN ... --json``.
+
+    * ``metric`` and ``mode``, by which the runs are compared
+    * ``level``: the value that each run reached, the best of the worst run; ``best_run``: the folder of the best one
+    * ``runs``: of each ``run`` (its folder) ``name``, ``best`` as of one run, ``reached_level_s``, ``trials`` and
+      ``iterations`` (their numbers), ``devices``, ``makespan_s``, ``wall_time_s``, ``utilisation``, ``costs`` and
+      ``notes``, as of one run
+    """
     goal, winner = comparison.goal, comparison.winner
     return {
         "metric": None if goal is None else goal.metric,

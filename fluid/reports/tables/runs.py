@@ -99,7 +99,13 @@ def trials_text(trials: Mapping[str, int]) -> str:
 def as_json(
     runs: Sequence[RunSummary], home: Path, size_of: Callable[[Path], int], others: Sequence[Path]
 ) -> dict[str, Any]:
-    """The output of ``fluid runs --json``."""
+    """The output of ``fluid runs --json``.
+
+    * ``dir``: the folder that was looked through; ``others``: folders in it without a run
+    * ``runs``: of each ``run`` (the name below ``dir``) ``path``, ``name`` (of the sweep), ``state``, ``why`` (what is
+      damaged, or ``null``), ``best`` (``metric``, ``mode``, ``value`` and ``trial``, or ``null``), ``trials``,
+      ``states`` (how many trials are in each), ``began``, ``seconds`` (from begin to end, or until now) and ``bytes``
+    """
     return {"dir": str(home), "runs": [run_json(run, home, size_of) for run in runs], "others": list(map(str, others))}
 
 

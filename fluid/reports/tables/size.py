@@ -124,7 +124,19 @@ def held_line(run: HeldResult, unit: str, seed: int) -> Text:
 
 
 def sizes_as_json(comparison: SizeComparison) -> dict[str, Any]:
-    """The output of ``fluid simulate --deadline --json``."""
+    """The output of ``fluid simulate --json`` with ``--deadline`` or ``--budget``.
+
+    * ``scenario``, ``seed``, ``seeds`` (their number), ``planner``
+    * ``deadline_s``, ``budget_usd``, ``price_per_device_hour`` and ``odds``: the goals, and with which odds they are to
+      be met
+    * ``first``: the decision at the start: ``devices``, whether it ``meets`` the goals and with which ``odds``,
+      ``earliest_s`` end, ``cost_usd``, and whether that is ``within_budget``
+    * ``fixed``: of each fixed number of ``devices`` (``null`` where sized), ``preemptible``, ``met`` (share of the
+      seeds), ``median_s`` and ``late_s`` (when half and 90 % have ended), ``device_hours``, ``cost_usd``, and devices
+      ``taken_back``; ``cheapest_fixed``: the number that meets the goals for least
+    * ``sized``: the same where the devices are sized, and ``held``, how many were held from when on, with the first
+      seed
+    """
     goals, first = comparison.goals, comparison.first
     return {
         "deadline_s": goals.deadline_s,

@@ -61,7 +61,15 @@ def story_text(run: RecordedRun, trial: TrialRun) -> RenderableType:
 
 
 def as_json(run: RecordedRun, trials: Sequence[TrialRun]) -> dict[str, Any]:
-    """The output of ``fluid why --json``."""
+    """The output of ``fluid why --json``.
+
+    * ``run``: the run folder
+    * ``trials``: of each ``trial`` of that name ``group``, ``state``, ``iterations``, ``budget``, ``start`` and
+      ``failure`` as of ``fluid report --json``; ``is_shared_run``, whether Fluid added it, to run iterations once for
+      several trials; ``seeds`` by library, ``null`` if none were set; and ``story``, a list with ``at_s``, seconds
+      since the first iteration of the run, ``clock``, the time of day (``null`` if unknown), ``what`` (one word),
+      ``text``, and ``facts`` (the figures in the text, by name)
+    """
     return {
         "run": str(run.path),
         "trials": [

@@ -1,4 +1,4 @@
-"""A session that works a sweep together with other drivers, through a shared folder (docs/shared_folder.md).
+"""A session that works a sweep together with other drivers, through a shared folder (docs/cluster.md).
 
 The engine runs the trials that this driver has, and knows the others as held (:mod:`fluid.policies.elsewhere`). What it
 reports of its trials goes to the log first, and from there, in the log's order, to the run folder and to who submitted

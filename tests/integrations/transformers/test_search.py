@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from waiting import eventually
 
+import fluid
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.search import loguniform
+from fluid.user_calls import names_of
 
 pytestmark = pytest.mark.frameworks("transformers", "sklearn", "optuna")
 
@@ -209,6 +211,12 @@ def test_an_error_names_the_field(
         search(trainer, **{"hp_space": {"learning_rate": [0.1]}, "run_dir": tmp_path / "run", **arguments})
     assert error.value.field == field
     assert state_of(trainer) == before
+
+
+def test_a_new_executor_gets_all_that_fluid_run_would_give_it(search: Any) -> None:
+    from fluid.integrations.transformers.search import _OF_EXECUTORS
+
+    assert {*_OF_EXECUTORS} == {*names_of(fluid.run)} & {*names_of(FluidExecutor)}
 
 
 def test_only_a_trainer_can_be_searched(search: Any) -> None:
