@@ -19,7 +19,7 @@ import re
 import statistics
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +136,8 @@ class Page:
 
     def _fill(self, place: str) -> str:
         try:
-            if place in self._common():
-                return self._common()[place]()
+            if place in ("machine", "dates"):
+                return self._common()[place]
             if place.startswith("command: "):
                 return str(self._content(place.removeprefix("command: ")).command)
             if place.startswith("rows: "):
@@ -148,8 +148,7 @@ class Page:
             runs = runs_of(self._content(figure["name"]))
             return shown([evaluate(figure["expression"], run) for run in runs], figure["shown"])
         except Exception as error:
-            error.add_note(f"in {{{{{place}}}}}") if hasattr(error, "add_note") else None
-            raise
+            raise type(error)(f"{error} in {{{{{place}}}}}") from error
 
     def _content(self, name: str) -> Any:
         self.used.add(name)
@@ -162,14 +161,11 @@ class Page:
         for row in first:
             yield f"| {' | '.join(map(str, row))} |"
 
-    def _common(self) -> Mapping[str, Callable[[], str]]:
+    def _common(self) -> Mapping[str, str]:
         files = [content for content in self.measured.values() if isinstance(content.get("runs"), list)]
         machine, dates = files[0].machine, sorted({content.date for content in files})
         versions = f"{machine.cores} shared CPU cores, Python {machine.python.rpartition('.')[0]}, Ray {machine.ray}"
-        return {
-            "machine": lambda: versions,
-            "dates": lambda: " and ".join(dates),
-        }
+        return {"machine": versions, "dates": " and ".join(dates)}
 
 
 def page() -> tuple[str, str, set[str]]:
