@@ -1,7 +1,7 @@
 """The BOHB of fluid.run beside HpBandSter's, its authors' own: the regret of both on LCBench.
 
     python benchmarks/bohb.py --data DIR [--tasks 3945,34539] [--devices 4] [--samples 73] [--seeds 8] [--jobs 2]
-        [--record benchmarks/results/bohb.json]
+        [--record FILE]
 
 The engine, the planner, the schedulers and both searchers are the real ones; the trials are replayed on a virtual
 clock, with the overheads that benchmarks/rehearsal.py assumes. Normalised regret: 0 is the best value of 2,000 random

@@ -1,6 +1,6 @@
 """Sweeps with deadlines on simulated devices: whether the sizer meets them, and what it pays beside fixed allocations.
 
-    python benchmarks/deadlines.py [--quick] [--out benchmarks/results/deadlines.json]
+    python benchmarks/deadlines.py [--quick] [--out FILE]
 
 Each sweep has trials of up to 27 iterations of 60 s in the median, whose paces vary with a sigma of 0.5; nothing is
 known of them before they run, and a trial takes one device. Its deadline is a factor of the time that the same sweep

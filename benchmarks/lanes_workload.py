@@ -40,7 +40,7 @@ class Busy:
         time.sleep(max(0.0, ends - time.monotonic()))
         return {"loss": float(self._weights[0, 0])}
 
-    def save_checkpoint(self) -> Any:
+    def save_checkpoint(self, folder: str) -> Any:
         """Returns its weights."""
         return self._weights
 
@@ -76,7 +76,7 @@ class Small:
         time.sleep(self._rest_s)
         return {"loss": float(loss.detach()), "pid": os.getpid()}
 
-    def save_checkpoint(self) -> Any:
+    def save_checkpoint(self, folder: str) -> Any:
         """Returns the states of network and optimizer."""
         return self._model.state_dict(), self._optimizer.state_dict()
 

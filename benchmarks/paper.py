@@ -3,8 +3,8 @@
     python benchmarks/paper.py --data DIR                                  # all of it, and the figures
     python benchmarks/paper.py --data DIR --workloads cifar10 --algos asha,pbt --systems fluid,ray_default
     python benchmarks/paper.py --workloads '' --algos ''                   # tables and figures of the file
-    python benchmarks/paper.py --workloads sleep --devices 8 --json benchmarks/results/paper_sleep.json
-    python benchmarks/paper.py --workloads arithmetic --json benchmarks/results/paper_arithmetic.json
+    python benchmarks/paper.py --workloads sleep --devices 8 --json sleep.json
+    python benchmarks/paper.py --workloads arithmetic --json arithmetic.json
 
 The last two have trials of known work (paper_lanes_workload.py): sleeping ones, of which a machine with two cores runs
 as many as one with eight devices, and ones that keep a core busy. Of these a table says which part of a gain is
@@ -336,7 +336,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default 0)")
     parser.add_argument("--runs", type=int, default=1, help="runs of each, of seeds from --seed on (default 1)")
     parser.add_argument("--timeout", type=float, default=600.0, help="most seconds of one process (default 600)")
-    parser.add_argument("--json", metavar="FILE", default=str(HERE / "results" / "paper.json"), help="the figures")
+    parser.add_argument("--json", metavar="FILE", default="paper.json", help="the figures (default: %(default)s)")
     parser.add_argument("--figures", metavar="DIR", help="folder for the figures (default: beside the JSON file)")
     parser.add_argument("--one", choices=SYSTEMS, help=argparse.SUPPRESS)
     options = parser.parse_args()

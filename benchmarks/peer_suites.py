@@ -14,9 +14,8 @@ INTERPRETER is one with Fluid's dependencies, pytest, pytest-timeout and what th
 hyperopt, numpy<2 and scikit-learn<1.6 (``--python ray=...``); for Optuna's, fakeredis (``--python optuna=...``). Each
 side runs in processes of its own, a file of tests at a time; how each test ended is written to
 ``build/peer_suites/SUITE-SIDE-FILE.jsonl``. Files that both sides have run are compared: the counts, and each test that
-stock passes and Fluid does not, go to ``benchmarks/results/peer_suites.json`` and to the tables of
-``docs/peer_suites.md``, which ``table`` makes anew. The exit status is 1 if ``peer_suites_differences.py`` has no
-reason for such a test.
+stock passes and Fluid does not, go to ``benchmarks/results/peer_suites.json``. ``table`` prints the tables: the counts,
+and why tests differ. The exit status is 1 if ``peer_suites_differences.py`` has no reason for such a test.
 
 What differs for no known reason runs once more first, as a test may exceed its time on a busy machine; ``--again`` runs
 that alone.
@@ -46,12 +45,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 OUTCOMES = ROOT / "build" / "peer_suites"
 RESULTS = HERE / "results" / "peer_suites.json"
-PAGE = ROOT / "docs" / "peer_suites.md"
 SIDES = ("stock", "fluid")
 #: Most seconds of a file of tests.
 FILE_S = 5400.0
-#: The tables of the page are between these.
-BEGIN, END = "<!-- begin: peer_suites.py -->", "<!-- end: peer_suites.py -->"
 
 
 @dataclass(frozen=True)
@@ -355,7 +351,7 @@ def unexplained(results: Mapping[str, Any]) -> list[str]:
 
 
 def tables(results: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of the page's tables."""
+    """The lines of the tables."""
     yield "| tests of | Fluid is in the place of | stock passes | of these, with Fluid | Fluid ran in | date |"
     yield "|---|---|---|---|---|---|"
     for name, suite in SUITES.items():
@@ -385,16 +381,8 @@ def _files(files: Sequence[str]) -> str:
     return ", ".join(f"`{Path(file).stem.removeprefix('peer_suites_')}`" for file in files)
 
 
-def write_page(results: Mapping[str, Any], page: Path) -> None:
-    """Puts the tables into the page."""
-    text = page.read_text()
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    page.write_text("\n".join([f"{before}{BEGIN}", *tables(results), f"{END}{after}"]))
-
-
 def main(given: Sequence[str] | None = None) -> int:
-    """Runs suites, compares and writes the tables; returns 1 if a test differs for no known reason."""
+    """Runs suites, compares and prints the tables; returns 1 if a test differs for no known reason."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=(*SUITES, "all", "table"))
     parser.add_argument("--sources", type=Path, help="the folder with optuna/ and ray/")
@@ -423,7 +411,6 @@ def main(given: Sequence[str] | None = None) -> int:
         if both := files_of_both(arguments.outcomes, name):
             results[name] = compared(name, arguments.outcomes, both)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    write_page(results, PAGE)
     print("\n".join(tables(results)))
     missing = unexplained(results)
     print("".join(f"no reason known: {each}\n" for each in missing), file=sys.stderr, end="")

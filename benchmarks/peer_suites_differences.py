@@ -1,4 +1,4 @@
-"""Why tests of other projects fail with Fluid in place: the one list, for ``peer_suites.py`` and its page."""
+"""Why tests of other projects fail with Fluid in place: the one list, for ``peer_suites.py`` and its tables."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from predict_offline import Guess, in_tensors, predict_grid
 from rich.console import Console
 from rich.table import Table
 
-GRID = Path(__file__).resolve().parent / "results" / "predict_grid.json"
+GRID = Path(__file__).resolve().parent / "predict_grid.json"
 PARTS = ("offline", "makespan", "real")
 TRIALS, AFTER = 200, 60
 

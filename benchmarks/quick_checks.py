@@ -1,6 +1,6 @@
 """Quick checks beside a long sweep of another owner: when they start and end, and what the sweep loses.
 
-    python benchmarks/quick_checks.py [--real] [--json benchmarks/results/quick_checks.json]
+    python benchmarks/quick_checks.py [--real] [--json FILE]
 
 Each row is a sweep of eight trials of ann that fills the devices, and checks that are submitted in the midst of an
 iteration. *before* is without exploratory quanta (their share of the devices is 0) and, under a policy or a planner for

@@ -1,6 +1,6 @@
 """An urgent group of three trials inside a running sweep, on real lanes: how soon it starts, and what the sweep loses.
 
-    python benchmarks/urgent.py [--runs 3] [--json benchmarks/results/urgent.json]
+    python benchmarks/urgent.py [--runs 3] [--json FILE]
 
 The sweep has 64 trials that sleep, so that the devices of this machine are as fast as if each had a core; the urgent
 ones are submitted while all devices are busy. Measured are, for each run:
