@@ -93,7 +93,7 @@ docs: $(DOCS)
 
 # The site of this version beside those of others, as a commit on the branch gh-pages, which git push publishes.
 docs-version: $(DOCS)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases \
+	NO_MKDOCS_2_WARNING=1 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/mike deploy --update-aliases \
 		"$$($(BIN)/python -c 'import fluid; print(fluid.__version__.rpartition(".")[0])')" latest
 	$(BIN)/mike set-default latest
 

@@ -143,7 +143,7 @@ def run(variant: Variant) -> dict[str, float]:
 
 def sleeper(config: dict[str, Any], state: int | None = None) -> Iterator[tuple[dict[str, float], int]]:
     """Sleeps in each iteration."""
-    done = state or 0
+    done = 0 if state is None else state
     while True:
         time.sleep(config["s"])
         done += 1

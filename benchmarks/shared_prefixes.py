@@ -31,7 +31,7 @@ _BUDGET = 40
 
 def train(config: dict[str, Any], state: Any = None) -> Iterator[Any]:
     """Iterations of the same length, whose metrics tell of all that came before; each is counted in a file."""
-    done, place = state or (0, random.random())
+    done, place = (0, random.random()) if state is None else state
     while True:
         time.sleep(config["seconds"])
         place += config["lr"].at(done) * random.random()

@@ -34,7 +34,7 @@ MOST_GROWTH, MOST_DELAY_S = 1.05, 0.1
 
 def train(config: dict[str, Any], state: int | None = None) -> Iterator[tuple[dict[str, float], int]]:
     """Sleeps, and notes each of its iterations in a file: number, begin and end."""
-    done = state or 0
+    done = 0 if state is None else state
     while True:
         begun = time.time()
         time.sleep(config["seconds"])

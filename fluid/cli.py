@@ -1,4 +1,5 @@
-"""The command line: ``fluid run``, ``plan``, ``simulate``, ``report``, ``view`` and so on (see ``docs/cli.md``).
+"""The command line: ``fluid run``, ``report``, ``view`` and so on (see ``docs/cli.md``; of ``plan`` and ``simulate``,
+``docs/extending.md``).
 
 :mod:`fluid.commands` has a module for each command.
 """

@@ -1,4 +1,4 @@
-"""Trials and TrialGroups: what a search algorithm asks Fluid to run (docs/theory.md, section 1)."""
+"""Trials and TrialGroups: what a search algorithm asks Fluid to run (docs/searchers.md, "Submit groups yourself")."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ MOST_TIMEOUTS = 1
 #: A lane in which so many trials have raised, one after another, is used no more: its process may be to blame.
 MOST_RAISED = 3
 
-# -- devices that take no further process (docs/devices.md) ----------------------------------------------
+# -- devices that take no further process --------------------------------------------------------------------
 
 #: Seconds for which a device takes no more trials than it has once a lane could not start beside them; twice as long
 #: each time that this happens again, up to the second figure. A start that fails costs some seconds of a processor.

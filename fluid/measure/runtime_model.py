@@ -30,7 +30,7 @@ from fluid.resources import TOLERANCE
 DEFAULT_MAX_FUSED = 128
 #: If two rows take at most this many times as long as two trials one by one, four rows are tried before fusing is given
 #: up. A batched step has a fixed cost, which the first doubling may not repay: MLPs and small CNNs ran at 0.5x to 0.9x
-#: in a pack of one row, and at 1.1x to 1.8x in a pack of four (docs/benchmarks.md).
+#: in a pack of one row, and at 1.1x to 1.8x in a pack of four (benchmarks/fusion.py).
 LENIENT = 1.25
 #: Absorbs rounding errors in comparisons with the threshold.
 _TOLERANCE = 1e-9

@@ -1,6 +1,6 @@
 """Rebalancing: which running trials get another width, and which leave a device that is packed too much.
 
-What it gains: widening, ``benchmarks/stragglers.py`` (docs/benchmarks.md has the times).
+What it gains: widening, ``benchmarks/stragglers.py``.
 """
 
 from __future__ import annotations
