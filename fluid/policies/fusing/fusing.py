@@ -4,8 +4,7 @@ Trials are fused that are of one group: their fusion keys are expected to be equ
 fields of the config that were seen to decide (:class:`fluid.policies.fusing.groups.FusionGroups`). The group becomes
 the trial's profile key, as trials of another shape take other times.
 
-What it gains (``benchmarks/fusion.py``; docs/benchmarks.md has the tables): on an NVIDIA H200, 64 fused MLPs train 215
-times as many samples per second as one alone, on a CPU core 2 to 9 times.
+``benchmarks/fusion.py`` measures what it gains; docs/benchmarks.md has figures of a GPU and of whole sweeps.
 """
 
 from __future__ import annotations
