@@ -189,6 +189,16 @@ class LocalBackend(LaneBackend):
     Raises:
         InvalidFieldError: an argument cannot be used, there are fewer GPUs than asked for, or MPS was asked for and
             cannot be used.
+
+    Example:
+        >>> import fluid
+        >>> from fluid.backends.local import LocalBackend
+        >>> def train(config):
+        ...     yield {"loss": config["lr"] ** 2}
+        >>> backend = LocalBackend("cpu:0", checkpoint_memory_bytes="1GB")
+        >>> with fluid.FluidExecutor(backend=backend, verbose=0):
+        ...     fluid.run(train, {"lr": [0.5, 0.1]}, metric="loss", algorithm="grid", budget=1).best.config
+        {'lr': 0.1}
     """
 
     #: There are no further devices, but those that are not needed can be parked.
