@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fluid._logs import logger_of
 from fluid._version import __version__
 from fluid.engine.commands import Report
 from fluid.errors import InvalidFieldError
@@ -34,6 +35,7 @@ from fluid.trainables.trainable_code import code_of, objects_of, value_text
 from fluid.trial_fields import StartFrom
 from fluid.trialgroup import Trial
 
+_logger = logger_of("fluid.session")
 #: Of the digests; another form has another number.
 _VERSION = 2
 #: What a trial asks of its process and devices that may change what it computes.
@@ -155,6 +157,7 @@ class Reuse:
     #: Digest of the code of each trainable, by its id(), which stays its own as long as it is kept; empty if unknown.
     _codes: dict[int, tuple[Any, str]] = field(init=False, default_factory=dict)
     _repeats: Counter[str] = field(init=False, default_factory=Counter)
+    _has_warned: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._origin = SeedOrigin((b"",) * len(Seeds._fields), f"content {self.seed}")
@@ -215,9 +218,25 @@ class Reuse:
     def _base(self, trial: Trial, place: str) -> str:
         """Digest of all that a trial's results follow from but its schedules; empty where that is not known."""
         code = self._code(trial.trainable)
-        if not (place and code and can_save(trial.trainable)):
+        reason = ""
+        if not can_save(trial.trainable):
+            reason = "it cannot be saved"
+        elif not code:
+            reason = (
+                "not all of its code can be compared: it imports modules of yours within functions, or refers to"
+                " objects that cannot be pickled"
+            )
+        elif not place:
+            reason = "its config has values that cannot be compared; plain ones, lists and dicts can"
+        if reason:
+            self._warn(f"reuse={self.data or True!r}: {trial.id!r} starts afresh, as {reason}")
             return ""
         return _digest(place, code, *(getattr(trial, name) for name in _FIELDS), self.data)
+
+    def _warn(self, text: str) -> None:
+        if not self._has_warned:  # What is said of one trial holds for most of the others.
+            self._has_warned = True
+            _logger.warning("%s", text)
 
     def _code(self, trainable: Any) -> str:
         if id(trainable) not in self._codes:

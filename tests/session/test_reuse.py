@@ -146,6 +146,33 @@ def test_configs_of_other_types_are_other_contents(tmp_path: Path) -> None:
     assert len({each.base for each in contents.values()}) == len(contents) == len(configs)
 
 
+def imports_as_it_runs(config: dict[str, Any], state: Any = None) -> Iterator[Any]:
+    from reuse_helper import step  # type: ignore[import-not-found]
+
+    yield {"x": step(config)}, None
+
+
+def cannot_be_saved(config: dict[str, Any]) -> Iterator[Any]:
+    yield {"x": config["x"]}
+
+
+@pytest.mark.parametrize(
+    ("trainable", "x", "reason"),
+    [
+        (imports_as_it_runs, 1, "not all of its code can be compared"),
+        (cannot_be_saved, 1, "it cannot be saved"),
+        (train, np.ones(2), "its config has values that cannot be compared"),
+    ],
+)
+def test_what_is_not_reused_is_told_once(
+    trainable: Any, x: Any, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trials = [Trial(trainable, {"x": x}, budget=3, trial_id=name) for name in "ab"]
+    Reuse("", 0).apply(SharedTrials(trials, {}), tmp_path / "run")
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"reuse=True: 'a' starts afresh, as {reason}")
+
+
 def test_seeds_follow_from_configs_and_not_from_code(tmp_path: Path) -> None:
     def applied(trainable: Any, data: str) -> Any:
         trials = [Trial(trainable, {"x": x}, budget=3, trial_id=str(number)) for number, x in enumerate((1, 2, 1))]
