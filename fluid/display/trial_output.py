@@ -161,7 +161,7 @@ _NUMBERS = re.compile(r"\d+|0x[0-9a-fA-F]+")
 #: Lines that tell of one piece of work each, such as scikit-learn's of a fit: they differ in numbers only.
 _OF_ONE_EACH = re.compile(r"\[CV\b")
 _WINDOW_S = 5.0
-_HINT = " (Equal lines of several trials are shown once, as by Ray; RAY_DEDUP_LOGS=0 shows all.)"
+_HINT = " (Equal lines of several trials, but for numbers, are shown once, as by Ray; RAY_DEDUP_LOGS=0 shows all.)"
 
 
 @dataclass(slots=True)

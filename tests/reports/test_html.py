@@ -93,6 +93,14 @@ def test_readers_without_javascript_see_the_tables_of_the_terminal(small_run: Pa
     assert "rung 1" in plain
 
 
+def test_a_notebook_does_not_show_these_tables_below_the_cell(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[object] = []
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *parts: shown.append(parts))
+    assert "<noscript>" in html_page([load_run(small_run)])
+    assert not shown
+
+
 def test_the_data_of_a_run(small_run: Path) -> None:
     (run,) = data_of(small_run)["runs"]
     assert (run["makespan"], run["trials"], run["iterations"]) == (10.0, 4, 7)

@@ -109,7 +109,8 @@ def embedded(data: object) -> str:
 
 def _plain_text(runs: Sequence[RecordedRun], goal: Goal | None) -> str:
     """The tables of the terminal, for readers without JavaScript."""
-    console = Console(file=io.StringIO(), width=150, record=True, color_system=None)
+    # In a notebook, rich would also show them below the cell.
+    console = Console(file=io.StringIO(), width=150, record=True, color_system=None, force_jupyter=False)
     for run in runs:
         console.print(run_tables(run, goal=goal if goal is not None and goal.metric in run.metrics else None))
     return f"<pre>{escape(console.export_text())}</pre>"
