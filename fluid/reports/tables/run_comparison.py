@@ -124,7 +124,7 @@ def comparison_tables(comparison: RunComparison, *, width: int = 80) -> Renderab
     parts.append(_runs_table(comparison, columns))
     if comparison.level is not None and goal is not None:
         sign = "<=" if goal.less else ">="
-        text = f"* best; reached: time from the first start to a {goal.metric} {sign} {metric_text(comparison.level)}"
+        text = f"* best; reached: time from the first start until {goal.metric} {sign} {metric_text(comparison.level)}"
         parts.append(Text(printable(f"{text}, which every run reached"), style="dim"))
     return Group(*parts, *_config_differences(comparison))
 
