@@ -157,3 +157,5 @@ def _show_best(script: Script, result: SweepResult) -> None:
         text = ", ".join(f"{name} {value:.6g}" for name, value in zip(script.metrics, values, strict=True))
         print(f"best: {text} in iteration {best.iteration} of {best.trial.trial_id}")
         print(f"  {shlex.join(script.command.words(best.config, own))}")
+    if not sys.stderr.isatty():  # Else the live view has said so.
+        print(f"results in {result.run_dir}")

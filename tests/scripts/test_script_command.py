@@ -33,6 +33,7 @@ def test_a_sweep_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     result, printed = load(run_dir), capsys.readouterr().out
     assert len(result.trials) == 9 and result.best.iteration == 9
     assert f"best: val_loss {result.best.value:.6g} in iteration 9 of {result.best.trial.trial_id}" in printed
+    assert f"results in {result.run_dir}" in printed
     assert f"--lr {result.best.config['lr']!r} --layers {result.best.config['layers']}" in printed
 
 
