@@ -139,7 +139,7 @@ def programs(tmp_path: Path) -> Path:
     folder.mkdir()
     python = shlex.quote(sys.executable)
     for name, command in {"python": python, "fluid": f"{python} -m fluid.cli"}.items():
-        (folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        (folder / name).write_text(f'#!/bin/sh\n{VIEW if name == "fluid" else ""}exec {command} "$@"\n')
         (folder / name).chmod(0o755)
     return folder
 
@@ -204,9 +204,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+#: What ends a page that is served until Ctrl-C: its status is 124 if it was served until then.
+VIEW = """if [ "$1" = view ] && [ -z "$VIEWED" ]; then
+    VIEWED=1 BROWSER=true timeout --signal=INT 4 "$0" "$@"
+    [ $? = 124 ]
+    exit
+fi
+"""
 #: What stands for a new virtual environment.
 VENV = 'if [ "$2" = venv ]; then mkdir -p "$3/bin" && touch "$3/bin/activate"; fi\n'
-#: What stands for the reader's own script, sweep.py or train.py.
+#: What stands for the reader's own sweep.py.
 SWEEP = """
 import sys
 
@@ -221,7 +228,7 @@ def train(config, state):
 
 
 if __name__ == "__main__":
-    name = sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "sweep"
+    name = sys.argv[1] if sys.argv[1:] in (["a"], ["b"]) else "sweep"
     fluid.run(train, {"lr": [0.1, 0.2, 0.3, 0.4]}, metric="loss", algorithm="grid", budget=3, run_dir=name, resume=True)
 """
 
@@ -230,8 +237,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("block", [param_of(block) for block in COMMANDS])
 def test_commands_run_with_stand_ins(block: Block, programs: Path, runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs, tmp_path / "fluid_runs")
-    for name in ("sweep.py", "train.py"):
-        shutil.copy(runs / "sweep.py", tmp_path / name)
+    shutil.copy(runs / "sweep.py", tmp_path)
+    shutil.copy(ROOT / "examples" / "script" / "train.py", tmp_path)
     for name in _PROGRAMS - _REAL - {"cd", "export"}:
         (programs / name).write_text(f"#!/bin/sh\n{VENV if name == 'python3' else ''}exit 0\n")
         (programs / name).chmod(0o755)
