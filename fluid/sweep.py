@@ -211,8 +211,9 @@ def run(
             ``resume=True`` means too; ``"overwrite"``, to delete it; or ``"new"``, for a folder beside it: see
             :class:`fluid.Output`. ``None``, the default, for ``"error"``, or for what ``resume`` says.
         resume: whether to go on with the sweep of this name in ``run_dir``, if it has one, with the same arguments;
-            ``False`` by default. It makes an executor from the folder, and is refused where there is one. The time budget, the deadline, stop rules, callbacks, loggers, ``on_oom``,
-            ``max_concurrent`` and ``trial_options`` may be others; so may the code of the trainable: see ``code``.
+            ``False`` by default. It makes an executor from the folder, and is refused where there is one. The time
+            budget, the deadline, stop rules, callbacks, loggers, ``on_oom``, ``max_concurrent`` and ``trial_options``
+            may be others; so may the code of the trainable: see ``code``.
         code: which trials of a sweep that goes on run the trainable given where it has changed, which a warning names:
             ``"begun"``, the default: those that have reported nothing yet, while others keep the code that they began
             with; ``"new"``: all that have not ended. It needs ``resume``; or ``join``, where a driver whose code is not
