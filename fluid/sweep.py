@@ -211,8 +211,9 @@ def run(
             ``resume=True`` means too; ``"overwrite"``, to delete it; or ``"new"``, for a folder beside it: see
             :class:`fluid.Output`. ``None``, the default, for ``"error"``, or for what ``resume`` says.
         resume: whether to go on with the sweep of this name in ``run_dir``, if it has one, with the same arguments;
-            ``False`` by default. The time budget, the deadline, stop rules, callbacks, loggers, ``on_oom``,
-            ``max_concurrent`` and ``trial_options`` may be others; so may the code of the trainable: see ``code``.
+            ``False`` by default. It makes an executor from the folder, and is refused where there is one. The time
+            budget, the deadline, stop rules, callbacks, loggers, ``on_oom``, ``max_concurrent`` and ``trial_options``
+            may be others; so may the code of the trainable: see ``code``.
         code: which trials of a sweep that goes on run the trainable given where it has changed, which a warning names:
             ``"begun"``, the default: those that have reported nothing yet, while others keep the code that they began
             with; ``"new"``: all that have not ended. It needs ``resume``; or ``join``, where a driver whose code is not
@@ -286,7 +287,8 @@ def run(
         raise InvalidFieldError(
             "seed", None, "cannot be with join=True: all drivers make the same trials from one seed"
         )
-    earlier = _earlier_sweep(resume, run_dir, name, code, retry_failed, joins=joins)
+    runs_on = executor or executor_in_force()
+    earlier = _earlier_sweep(resume, run_dir, name, code, retry_failed, joins=joins, is_given=runs_on is not None)
     is_given = searcher is not None
     seed = _drawn(seed, earlier) if not is_given else seed
     if searcher is not None:
@@ -627,9 +629,12 @@ def _require_free(run_dir: Any, if_exists: str) -> None:
 
 
 def _earlier_sweep(
-    resume: Any, run_dir: Any, name: str, code: Any, retry_failed: Any, *, joins: bool
+    resume: Any, run_dir: Any, name: str, code: Any, retry_failed: Any, *, joins: bool, is_given: bool
 ) -> EarlierSweep | None:
-    """Returns what there is to go on with; ``None`` if the folder is still empty."""
+    """Returns what there is to go on with; ``None`` if the folder is still empty.
+
+    ``is_given`` says whether the sweep is to run on an executor that there is.
+    """
     for argument, value in (("resume", resume), ("retry_failed", retry_failed)):
         if not isinstance(value, bool):
             raise InvalidFieldError(argument, value, "must be True or False")
@@ -640,7 +645,8 @@ def _earlier_sweep(
     if not resume or plan_in_force() is not None:  # A rehearsal begins anew.
         return None
     if run_dir is None:
-        raise InvalidFieldError("resume", resume, "needs run_dir, the folder of the sweep")
+        also = ", and no other executor: it goes on in one made from that folder" if is_given else ""
+        raise InvalidFieldError("resume", resume, f"needs run_dir, the folder of the sweep{also}")
     return read_sweep(run_dir, name, retry_failed=retry_failed) if is_used(Path(run_dir).expanduser()) else None
 
 

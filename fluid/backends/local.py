@@ -175,7 +175,8 @@ class LocalBackend(LaneBackend):
             cores may be asked for.
         preload: modules to load before the first lane is started; ``None`` for a guess. What trainables import
             is added when they are registered.
-        run_dir: folder for the trials' output, logs and checkpoints; kept. ``None`` for a temporary one.
+        run_dir: folder for the trials' output, logs and checkpoints; kept. ``None`` for a temporary one, which is
+            deleted at the end: a sweep that is to be resumed needs that of its executor here, too.
         pin_cores: whether a CPU device's lanes run on one core only.
         grace: seconds a lane has to end by itself before it is killed.
         sharing: how lanes share a GPU, as ``packing`` of :class:`fluid.Sharing`; in turns by default. Daemons of NVIDIA

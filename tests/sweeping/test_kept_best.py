@@ -135,6 +135,8 @@ def test_a_sweep_that_goes_on_goes_on_in_no_executor_that_there_is(tmp_path: Pat
     sweep(run_dir=tmp_path / "run", name="sweep", samples=2)
     with pytest.raises(InvalidFieldError, match="resume=True: goes on in an executor made from the folder"):
         sweep(run_dir=tmp_path / "run", name="sweep", resume=True, executor=new(tmp_path / "other"))
+    with pytest.raises(InvalidFieldError, match=r"resume=True: needs run_dir, .*, and no other executor"):
+        sweep(name="sweep", resume=True, executor=new(tmp_path / "third"))
 
 
 # -- a call that refuses its arguments

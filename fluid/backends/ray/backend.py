@@ -55,7 +55,8 @@ class RayBackend(LaneBackend):
             started here, more CPUs than there are cores may be asked for.
         preload: modules to load before the first lane is started; ``None`` for a guess. What trainables import
             is added when they are registered.
-        run_dir: folder for the trials' output and checkpoints; kept. ``None`` for a temporary one.
+        run_dir: folder for the trials' output and checkpoints; kept. ``None`` for a temporary one, which is deleted at
+            the end: a sweep that is to be resumed needs that of its executor here, too.
         grace: seconds a lane has to end by itself before it is killed.
         timeout: seconds to wait for devices that other jobs use; ``None``, the default: 30 for devices that were asked
             for, and no limit for the first of all that are free.
