@@ -106,12 +106,11 @@ def main() -> None:
         several.write_text(html_page(runs, importances=importances), encoding="utf-8")
         with running_browser() as browser:
             pictures = (
-                (one, "report_page.png", 1860, "header", False),
-                (one, "report_page_dark.png", 1000, "#trials-card", True),
-                (several, "report_comparison.png", 1130, "header", False),
+                (one, "report_page.png", 1860, "header"),
+                (several, "report_comparison.png", 1130, "header"),
             )
-            for page_file, picture, height, first, dark in pictures:
-                with browser.page(1400, height, dark=dark) as page:
+            for page_file, picture, height, first in pictures:
+                with browser.page(1400, height) as page:
                     page.open(page_file)
                     page.run(f"document.querySelector('{first}').scrollIntoView(); scrollBy(0, -12)")
                     page.drawn()
