@@ -106,7 +106,7 @@ def main() -> None:
         several.write_text(html_page(runs, importances=importances), encoding="utf-8")
         with running_browser() as browser:
             pictures = (
-                (one, "report_page.png", 1860, "header"),
+                (one, "report_page.png", 812, "header"),
                 (several, "report_comparison.png", 1130, "header"),
             )
             for page_file, picture, height, first in pictures:
