@@ -65,7 +65,10 @@ _PROGRAMS = _REAL | frozenset(
 _COMMANDS_LEFT = re.compile(rf"^(?P<mark><!-- (?:run|not run: .+) -->\n+)?(?<=\n\n){_COMMANDS}", re.MULTILINE)
 #: Packages that only make integrations installs, by their modules.
 _FRAMEWORKS = frozenset(
-    "ax hydra joblib keras lightning mlflow prometheus_client pyarrow smac tensorboard transformers wandb".split()  # noqa: SIM905
+    {
+        *("ax", "hydra", "joblib", "keras", "lightning", "mlflow", "prometheus_client", "pyarrow"),
+        *("safetensors", "smac", "tensorboard", "transformers", "wandb"),
+    }
 )
 #: Those that take many seconds to load. CI runs the examples of each, and leaves out the blocks.
 _LOAD_FOR_LONG = frozenset("ax keras lightning smac transformers".split())  # noqa: SIM905
@@ -100,11 +103,22 @@ def fragments_of(page: str, text: str) -> list[Block]:
     """Returns the blocks of Python that need stand-ins for what is the reader's."""
     return [
         Block(
-            page, text[: found.start()].count("\n") + 1, tuple((found["packages"] or "").split()), found["python"], None
+            page,
+            text[: found.start()].count("\n") + 1,
+            tuple((found["packages"] or needs_of(page)).split()),
+            found["python"],
+            None,
         )
         for found in _PYTHON.finditer(text)
         if found["mark"] is None
     ]
+
+
+def needs_of(page: str) -> str:
+    """Returns the packages that a page's stand-ins need, as their first line says."""
+    standins = (STANDINS / page).with_suffix(".py")
+    first = standins.read_text(encoding="utf-8").partition("\n")[0] if standins.exists() else ""
+    return first.removeprefix("# needs: ") if first.startswith("# needs: ") else ""
 
 
 def commands_of(page: str, text: str) -> list[Block]:
