@@ -7,7 +7,7 @@ import functools
 import math
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,6 +23,15 @@ from fluid.search.prefix_end import asked_beyond, enter_trial
 from fluid.search.schedules import with_schedules
 from fluid.trial_fields import own_config
 from fluid.user_values import is_same_value
+
+
+@pytest.fixture(autouse=True, scope="module")
+def outside_of_lanes() -> Iterator[None]:
+    """No trial's code runs in this process, although tests of lanes may have run some in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefix_end, "_pipe", None)
+        patch.setattr(prefix_end, "_current", ("", {}))
+        yield
 
 
 def cosine(iteration: int, lr: float, total: int = 40) -> float:
