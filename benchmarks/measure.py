@@ -30,11 +30,12 @@ from typing import Any, NamedTuple
 from measuring import HERE, machine, write_json
 
 RESULTS = HERE / "results"
+#: Seconds after which a command is given up.
 LIMIT_S = 900.0
+#: Seconds for which a command waits for an idle machine.
 PATIENCE_S = 300.0
-"""For how long a command waits for an idle machine."""
+#: Share of the machine's CPU time that other programs may use before a command begins.
 IDLE = 0.15
-"""Share of the machine's CPU time that other programs may use before a command begins."""
 
 
 class Command(NamedTuple):

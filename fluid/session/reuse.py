@@ -229,7 +229,7 @@ class Reuse:
         elif not place:
             reason = "its config has values that cannot be compared; plain ones, lists and dicts can"
         if reason:
-            self._warn(f"reuse={self.data or True!r}: {trial.id!r} starts afresh, as {reason}")
+            self._warn(f"reuse={self.data or True!r}: {trial.id!r} starts from no earlier run, as {reason}")
             return ""
         return _digest(place, code, *(getattr(trial, name) for name in _FIELDS), self.data)
 

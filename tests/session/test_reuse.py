@@ -170,7 +170,7 @@ def test_what_is_not_reused_is_told_once(
     trials = [Trial(trainable, {"x": x}, budget=3, trial_id=name) for name in "ab"]
     Reuse("", 0).apply(SharedTrials(trials, {}), tmp_path / "run")
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"reuse=True: 'a' starts afresh, as {reason}")
+    assert record.getMessage().startswith(f"reuse=True: 'a' starts from no earlier run, as {reason}")
 
 
 def test_seeds_follow_from_configs_and_not_from_code(tmp_path: Path) -> None:
